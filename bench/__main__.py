@@ -18,7 +18,7 @@ from pathlib import Path
 from bench import plan
 from bench.harness import claim
 from bench.harness.isolated import end_in_order
-from bench.harness.tables import aligned
+from overlapiter.cli import console
 
 
 def main(arguments: list[str]) -> int:
@@ -27,9 +27,8 @@ def main(arguments: list[str]) -> int:
     if name[0] in ("-h", "--help"):
         print(__doc__.strip())
     elif name[0] == "--list":
-        table = [["name", "minutes", "what it shows"]]
-        table += [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
-        print(aligned(table))
+        rows = [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
+        print(console.table(["name", "minutes", "what it shows"], rows))
     elif name[0] == "--all":
         return plan.run_all(others)
     elif name[0] == "tables":

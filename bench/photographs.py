@@ -92,25 +92,23 @@ def make_photographs(root: str | os.PathLike[str], count: int) -> Photographs:
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    manifest = root / "manifest.json"
+    manifest, listed = root / "manifest.json", root / "pairs.txt"
     recipe = {"seed": _SEED, "quality": JPEG_QUALITY, "side": IMAGE_SIDE, "version": 1}
-    known = json.loads(manifest.read_text()) if manifest.exists() else {"recipe": recipe}
-    if known["recipe"] != recipe:
-        raise ValueError(f"{root} holds images of another recipe: {known['recipe']}; remove it")
+    if manifest.exists() and (known := json.loads(manifest.read_text())["recipe"]) != recipe:
+        raise ValueError(f"{root} holds images of another recipe: {known}; remove it")
+    _write(manifest, json.dumps({"recipe": recipe}).encode())
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
-    if known.get("count", 0) < count:
-        _write(manifest, json.dumps({"recipe": recipe}).encode())
+    if not all((root / path).exists() for path, _ in pairs):
         starts = range(0, count, FILES_PER_FOLDER)
         folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
         pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("forkserver"))
         with progress_bar(count, "image") as progress, pool:
             for written in pool.map(partial(_write_folder, root), folders):
                 progress.update(written)
-        (root / "pairs.txt").write_text("".join(f"{path} {label}\n" for path, label in pairs))
-        total_bytes = sum((root / path).stat().st_size for path, _ in pairs)
-        known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
-        _write(manifest, json.dumps(known).encode())
-    return Photographs(root, pairs, known["total_bytes"] / known["count"])
+    if not listed.exists() or len(listed.read_text().splitlines()) < count:
+        listed.write_text("".join(f"{path} {label}\n" for path, label in pairs))
+    mean_bytes = sum((root / path).stat().st_size for path, _ in pairs) / count
+    return Photographs(root, pairs, mean_bytes)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -5,7 +5,8 @@ Each has a docstring, which its ``--help`` prints, and
 * ``Options``, a class of options;
 * ``measure``, which takes the options and an empty folder on the fast disk, does all runs, and
   returns the result;
-* ``TABLES``, makers of rows, of which the first one is the header, by their names in documents;
+* ``TABLES`` by their names in documents: the columns of a table of all points, or what makes rows
+  of a result, of which the first one is the header;
 
 and may have
 

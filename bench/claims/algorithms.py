@@ -23,7 +23,7 @@ from statistics import median
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import missed_unless_quick, table, target_of, target_rows
+from bench.harness.tables import missed, target_of, target_rows
 from bench.harness.turns import take_turns
 
 EXAMPLE = CHECKOUT / "examples/digits"
@@ -80,17 +80,19 @@ def _curve(point: dict, key: str) -> list[float]:
     return [median(values) for values in zip(*(run[key] for run in point["runs"]), strict=True)]
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each algorithm."""
-    half = result["options"]["epochs"] // 2
-    columns = {
-        "": lambda point: point["name"],
-        "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
-        "accuracy after half": lambda point: f"{_curve(point, 'val_accuracy')[half - 1]:.3f}",
-        "at the end": lambda point: f"{_curve(point, 'val_accuracy')[-1]:.3f}",
-        "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
-    }
-    return table(result["points"], columns)
+def _accuracy(point: dict, share: float) -> str:
+    """Return the accuracy after a share of the epochs."""
+    curve = _curve(point, "val_accuracy")
+    return f"{curve[int(share * len(curve)) - 1]:.3f}"
+
+
+_COLUMNS = {
+    "": "{name}",
+    "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
+    "accuracy after half": lambda point: _accuracy(point, 0.5),
+    "at the end": lambda point: _accuracy(point, 1.0),
+    "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
+}
 
 
 def targets(points: list[dict]) -> list[dict]:
@@ -118,5 +120,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result, workers)]
 
 
-TABLES = {"algorithms": rows, "targets": target_rows}
-faults = missed_unless_quick
+TABLES = {"algorithms": _COLUMNS, "targets": target_rows}
+faults = missed

@@ -42,10 +42,7 @@ def measure(options: Options, scratch: Path) -> dict:
         "multiprocess": {"loader": "slow"},
     }
     points = [{"name": name, **kinds[name]} for name in options.loaders]
-    found = run_points(options, scratch, points, options.examples, **options.usual)
-    for point in points:
-        point["summary"] = summarize(point["runs"])
-    return found
+    return run_points(options, scratch, points, options.examples, **options.usual)
 
 
 def summarize(runs: list[dict]) -> dict:
@@ -78,7 +75,7 @@ def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader and epoch."""
     lines = [["loader", "epoch", "seconds", "[min, max]", "files read", "MB read"]]
     for point in result["points"]:
-        columns = zip(*point["summary"].values(), strict=True)
+        columns = zip(*summarize(point["runs"]).values(), strict=True)
         for epoch, (seconds, opens, n_bytes) in enumerate(columns, 1):
             numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
             lines.append([name_of(point), str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
@@ -90,7 +87,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels
 
     colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
-    found = {name_of(p): p["summary"]["epoch_seconds"] for p in result["points"]}
+    found = {name_of(p): summarize(p["runs"])["epoch_seconds"] for p in result["points"]}
     series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
     n_epochs, options = max(map(len, found.values())), result["options"]
     names = [f"epoch {number + 1}" for number in range(n_epochs)]

@@ -21,17 +21,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Rows, interval, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
+from bench.loaders.files import Heads
 from bench.slow.store import SlowStore, attach
 
-#: What the store charges for a file whatever its size, where it serves so many requests a second.
-_FILE_BYTES = 1000
 _MANY = 1e12
 #: The published bound: the change brings what was said.
 _WITHIN = 0.15
@@ -41,35 +40,25 @@ _WARM_UP = 0.2
 
 
 class RequestStore(SlowStore):
-    """A store that serves so many files a second, whatever their size."""
+    """A store that serves so many files a second, whatever their size: each counts as a byte."""
 
-    def wait_for(self, relative: str, size: int) -> None:
+    def wait_for(self, path: str, _size_bytes: int) -> None:
         """Wait as long as any other file would."""
-        del size
-        super().wait_for(relative, _FILE_BYTES)
+        super().wait_for(path, 1)
 
 
-class TimedFiles:
+class TimedFiles(Heads):
     """Files, each of which takes a while of a core to decode."""
 
     def __init__(self, names: list[str], decode_seconds: float) -> None:
-        self.names = names
+        super().__init__([(name, number) for number, name in enumerate(names)], "/")
         self.decode_seconds = decode_seconds
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def source_paths(self, index: int) -> list[str]:
-        """Return the file of an example."""
-        return [self.names[index]]
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        with open(self.names[index], "rb") as file:
-            data = file.read()
-        end = time.process_time() + self.decode_seconds
+    def _content(self, file: IO[bytes]) -> np.ndarray:
+        head, end = super()._content(file), time.process_time() + self.decode_seconds
         while time.process_time() < end:
             pass
-        return np.frombuffer(data[:100], np.uint8), int(index)
+        return head
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +113,7 @@ JOBS = {
     "store latency": Job(open_seconds=0.05, n_batches=15, staging={"reads_in_flight": 2}),
     "store bandwidth": Job(n_files=1000, n_batches=60, bytes_per_second=3e6),
     "store requests": Job(
-        n_files=1000, n_batches=60, kind_of_store=RequestStore, bytes_per_second=150 * _FILE_BYTES
+        n_files=1000, n_batches=60, kind_of_store=RequestStore, bytes_per_second=150
     ),
     "not staged": Job(open_seconds=0.02, n_batches=15, is_staging=False),
     "decoding": Job(decode_seconds=0.005),
@@ -250,23 +239,6 @@ def measure(options: Options, scratch: Path) -> dict:
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 
 
-def rows(result: dict) -> Rows:
-    """Return a row for each training."""
-
-    def rate(name: str) -> Any:
-        return lambda point: f"{median_of(point, name):,.0f}"
-
-    columns = {
-        "limited by": lambda point: point["name"],
-        "said": lambda point: ", ".join(sorted({run["cause"] for run in point["runs"]})),
-        "examples/s": rate("before"),
-        "said for after the change": rate("expected"),
-        "measured": rate("after"),
-        "measured / said": lambda point: f"{_ratio(point):.2f}",
-    }
-    return table(result["points"], columns)
-
-
 def _ratio(point: dict) -> float:
     return median_of(point, "after") / median_of(point, "expected")
 
@@ -323,4 +295,12 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return figures.bar_panels({title: rates}, names, stem.with_suffix(".png"), result)
 
 
-TABLES = {"explained": rows, "watching": costs}
+_COLUMNS = {
+    "limited by": "{name}",
+    "said": lambda point: ", ".join(sorted({run["cause"] for run in point["runs"]})),
+    "examples/s": "{before:,.0f}",
+    "said for after the change": "{expected:,.0f}",
+    "measured": "{after:,.0f}",
+    "measured / said": lambda point: f"{_ratio(point):.2f}",
+}
+TABLES = {"explained": _COLUMNS, "watching": costs}

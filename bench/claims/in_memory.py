@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.tables import median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -38,7 +37,6 @@ class Options(CommonOptions):
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     batches: int = option(200, "mini-batches of a run", quick=5)
     readers: int = option(2, "file reader processes")
-    n_prefetch: int = option(1, "this argument of both")
     compute_ms: float = option(40.0, "step in the second half")
     repeats: int = 5
 
@@ -81,7 +79,7 @@ def take(request: dict) -> dict:
 
 def _open(request: dict, dataset: object) -> tuple:
     """Return the iterator and the converter that belongs to it."""
-    options = {"n_processes": request["readers"], "n_prefetch": request["n_prefetch"]}
+    options = {"n_processes": request["readers"], "n_prefetch": 1}
     if request["loader"] == "overlap":
         import overlapiter
 
@@ -103,21 +101,9 @@ def measure(options: Options, _scratch: Path) -> dict:
         for compute_ms in (0.0, options.compute_ms)
         for loader in MEANINGS
     ]
-    common = picked(options, ("examples", "batch_size", "readers", "n_prefetch", "batches"))
+    common = picked(options, ("examples", "batch_size", "readers", "batches"))
     call_in_turns(points, options.repeats, take, **common)
     return {"points": points}
-
-
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each loader, flat out and beside a step."""
-    columns = {
-        "": lambda point: MEANINGS[point["loader"]],
-        "step, ms": lambda point: f"{point['compute_ms']:g}",
-        "ms of a mini-batch, beyond the step": lambda point: f"{median_of(point, 'batch_ms'):.2f}",
-        "min to max": lambda p: "{min:.2f} to {max:.2f}".format_map(spread_of(p, "batch_ms")),
-        "trainer's CPU, ms": lambda point: f"{median_of(point, 'trainer_cpu_ms'):.2f}",
-    }
-    return table(result["points"], columns)
 
 
 def faults(result: dict) -> list[str]:
@@ -126,4 +112,11 @@ def faults(result: dict) -> list[str]:
     return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
-TABLES = {"in-memory": rows}
+_COLUMNS = {
+    "": lambda point: MEANINGS[point["loader"]],
+    "step, ms": "{compute_ms:g}",
+    "ms of a mini-batch, beyond the step": "{batch_ms:.2f}",
+    "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
+    "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
+}
+TABLES = {"in-memory": _COLUMNS}

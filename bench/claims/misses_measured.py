@@ -56,12 +56,15 @@ def _misses(orders: Orders, room: int, priority_of: Callable[..., int]) -> NDArr
     ``priority_of`` takes the place of a read, the place at which its example is read next, and the
     priority that the example had, if it was staged.
     """
-    reads = np.concatenate(orders)
-    next_uses = _next_uses(reads).tolist()
+    reads = np.concatenate(orders).tolist()
+    next_uses, later = [len(reads)] * len(reads), {}
+    for place in reversed(range(len(reads))):
+        next_uses[place] = later.get(reads[place], len(reads))
+        later[reads[place]] = place
     staged: dict[int, int] = {}  # the priority of each example
     least: list[tuple[int, int]] = []  # the same as a heap, with entries that are outdated
     missed = np.zeros(len(reads), bool)
-    for place, example in enumerate(reads.tolist()):
+    for place, example in enumerate(reads):
         missed[place] = example not in staged
         staged[example] = priority_of(place, next_uses[place], staged.get(example, place))
         heapq.heappush(least, (staged[example], example))
@@ -70,15 +73,6 @@ def _misses(orders: Orders, room: int, priority_of: Callable[..., int]) -> NDArr
             if staged.get(candidate) == priority:
                 del staged[candidate]
     return missed
-
-
-def _next_uses(reads: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return for each read the place at which the same example is read next, or their number."""
-    by_example = np.argsort(reads, kind="stable")
-    is_same = np.diff(reads[by_example]) == 0
-    next_uses = np.full(len(reads), len(reads))
-    next_uses[by_example[:-1][is_same]] = by_example[1:][is_same]
-    return next_uses
 
 
 #: The policies by name. ``belady`` is the optimum, which no policy can beat: L. A. Belady, "A study

@@ -9,15 +9,14 @@ As ``misses_measured``, for 4 ranks under ``mpiexec`` whose order is scattered b
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from bench.claims import misses_measured
 from bench.claims.peers import run_epochs
-from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.turns import take_turns
-from bench.loaders.sources import facts_of, prepare
+from bench.loaders.sources import prepare
 
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
@@ -34,12 +33,13 @@ class Options(misses_measured.Options):
 
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
-    sources = prepare(options, scratch, options.examples)
+    base, facts = prepare(options, scratch, options.examples)
+    base = replace(base, **options.usual)
     asked = [{"order": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
-    job = partial(launch, n_ranks=options.ranks)
 
     def run(point: dict) -> list[float]:
-        reads = run_epochs(options, sources, point, job, options.examples)["reads"]
+        found = run_epochs(base, options.ranks, 1, point["fraction"], order=point["order"])
+        reads = found["reads"]
         return [round(n / options.examples, 6) for n in reads]
 
     take_turns(asked, 1, run)
@@ -48,7 +48,7 @@ def measure(options: Options, scratch: Path) -> dict:
         found = {"belady": misses_measured.simulated(options, fraction)["belady"]}
         found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
         points.append({"fraction": fraction, "missed_by_epoch": found})
-    return {**facts_of(options, sources), "points": points}
+    return {**facts, "points": points}
 
 
 TABLES = misses_measured.TABLES

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from bench.harness.options import option
-from bench.harness.tables import spread, table
+from bench.harness.tables import spread
 from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.clairvoyant.planner import Forecast, Job, forecast
 
@@ -90,27 +90,20 @@ def _compared(found: Forecast, runs: list[dict], start_seconds: float) -> dict[s
     }
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each configuration."""
-    columns = {
-        "store": lambda point: f"{point['mb_per_s']:g} MB/s",
-        "room for": lambda point: f"{point['fraction']:.0%}",
-    }
-
-    def cell(name: str, point: dict) -> str:
-        found = point["seconds"][name]
-        times = f"{found['forecast']:.2f} / {found['measured']['median']:.2f}"
-        return f"{times} ({found['error']:+.0%})"
-
-    for name in result["points"][0]["seconds"]:
-        columns[f"{name}: forecast / measured, s"] = partial(cell, name)
-    return table(result["points"], columns)
-
-
 def error_rows(result: dict) -> list[list[str]]:
     """Return the errors of all numbers together."""
     errors = [f"{100 * result[f'{which}_error']:.1f} %" for which in ("mean", "largest")]
     return [["mean error", "largest error"], errors]
 
 
-TABLES = {"model": rows, "errors": error_rows}
+def _cell(name: str, point: dict) -> str:
+    found = point["seconds"][name]
+    times = f"{found['forecast']:.2f} / {found['measured']['median']:.2f}"
+    return f"{times} ({found['error']:+.0%})"
+
+
+_COLUMNS = {"store": "{mb_per_s:g} MB/s", "room for": "{fraction:.0%}"} | {
+    f"{name}: forecast / measured, s": partial(_cell, name)
+    for name in ("epoch 1", "later epochs", "run")
+}
+TABLES = {"model": _COLUMNS, "errors": error_rows}

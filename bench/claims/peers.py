@@ -27,7 +27,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -35,17 +35,15 @@ from statistics import mean
 import numpy as np
 import psutil
 
-from bench.claims.data_parallel import run_ranks
-from bench.claims.data_parallel.rank import train_epochs
-from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
 from bench.harness.family import cpu_seconds
-from bench.harness.launching import launch
 from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.tables import median_of, spread, table
+from bench.harness.tables import median_of, spread
 from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, Sources, facts_of, prepare
+from bench.loaders.ranks import run_rank, run_ranks
+from bench.loaders.sources import EpochOptions, capacity_of, prepare
+from bench.loaders.spec import RunSpec
 
 #: Nodes, the share of the data that each has room for, and what is done.
 RUNS = (
@@ -55,15 +53,15 @@ RUNS = (
 )  # fmt: skip
 #: So many times the files, where a node has room for a part.
 _TIMES = {0.15: 2}
-#: By name: words for it, and what of a run is not usual.
-KINDS: dict[str, tuple[str, dict]] = {
-    "peers": ("OverlapIterator, peers", {"has_peers": True}),
-    "alone": ("OverlapIterator, each node for itself", {}),
-    "kill": ("peers, a server killed", {"has_peers": True, "fault": int(signal.SIGKILL)}),
-    "stop": ("peers, a server stopped", {"has_peers": True, "fault": int(signal.SIGSTOP)}),
-    "multiprocess": ("MultiprocessIterator", {"loader": "slow"}),
-    "torch": ("DataLoader, DistributedSampler", {"loader": "torch"}),
-    "shards": ("OverlapIterator, fixed shards", {"order": "shards"}),
+#: By name, what of a run is not usual: a job of OverlapIterator, each node for itself.
+KINDS: dict[str, dict] = {
+    "peers": {"has_peers": True},
+    "alone": {},
+    "kill": {"has_peers": True, "fault": int(signal.SIGKILL)},  # a server is killed
+    "stop": {"has_peers": True, "fault": int(signal.SIGSTOP)},
+    "multiprocess": {"loader": "slow"},
+    "torch": {"loader": "torch"},  # with DistributedSampler
+    "shards": {"order": "shards"},
 }
 _N_RANKS = 4
 _IDLE_SECONDS = 2.0
@@ -91,10 +89,10 @@ def take(request: dict) -> dict | None:
     import overlapiter.mpi
 
     comm = overlapiter.mpi.create_communicator("naive")
-    fault, numbers = request["fault"], itertools.count(1)
-    n_batches = request["n_examples"] // comm.size // request["batch_size"]
+    spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
+    n_batches = spec["n_examples"] // comm.size // spec["batch_size"]
 
-    def step(_arrays: tuple) -> float:
+    def step(_loader: object, _batch: list) -> float:
         epoch, place = divmod(next(numbers), n_batches)
         if fault and comm.rank == 1 and epoch and place == n_batches // 2:
             for server in _servers():
@@ -103,37 +101,28 @@ def take(request: dict) -> dict | None:
         return 0.0
 
     def idle() -> dict:
-        is_idle = request["has_peers"] and not fault  # a server that was hit says nothing
+        is_idle = spec["has_peers"] and not fault  # a server that was hit says nothing
         return {"idle_cpu_seconds": _idle_cpu_seconds() if is_idle else 0.0}
 
-    ranks = train_epochs(request, comm, step, more=idle)
-    return {"ranks": ranks} if comm.rank == 0 else None
+    return run_rank(request, comm, step, idle)
 
 
 def run_epochs(
-    options: EpochOptions, sources: Sources, point: dict, job: Callable, n_examples: int
+    spec: RunSpec, n_ranks: int, n_nodes: int, fraction: float, fault: int = 0, **asked: object
 ) -> dict:
-    """Do one run of ranks in lockstep.
-
-    A point says what is asked beside what is usual, and the ``fraction`` that fits.
+    """Do one run of ranks in lockstep, with room for a fraction of the data.
 
     Returns:
         ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch and
         ``idle_cpu_share`` of the servers, means over the ranks.
     """
-    asked = {
-        "loader": "overlap", "model": "", "order": "global", "has_peers": False, "fault": 0,
-        "seed": options.seed, "batch_size": options.batch_size, "n_epochs": options.epochs,
-        "n_readers": options.readers, "n_examples": n_examples,
-        "capacity": sources.capacity_of(point["fraction"], n_examples), **point, "runs": None,
-    }  # fmt: skip
+    usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
+    spec = replace(spec, **{**usual, **asked})
     token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    ranks, _opens = run_ranks(options, sources, take, asked, job, **token)
-    # A store of the user's own counts nothing.
-    opens = [epoch.get("store_opens", 0) for epoch in ranks[0]["epochs"]]
+    ranks, _opens = run_ranks(spec, take, {"fault": fault}, n_ranks, n_nodes, **token)
     return {
-        "seconds": [seconds_of(epoch) for epoch in ranks[0]["epochs"]],
-        "reads": np.diff(opens, prepend=0).tolist(),
+        "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
+        "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
         "first_seconds": mean(rank["start_seconds"] for rank in ranks),
         "idle_cpu_share": mean(rank["idle_cpu_seconds"] for rank in ranks) / _IDLE_SECONDS,
     }
@@ -158,9 +147,18 @@ def _idle_cpu_seconds() -> float:
     return sum(map(cpu_seconds, servers)) - before
 
 
+def measure(options: Options, scratch: Path) -> dict:
+    """Do both experiments."""
+    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
+    if "serving" in options.parts:
+        found["serving"] = measure_serving(options.quick, scratch)
+    return found
+
+
 def measure_epochs(options: Options, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
-    sources = prepare(options, scratch, options.examples * max(_TIMES.values()))
+    base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
+    base = replace(base, **options.usual)
     kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
@@ -168,45 +166,36 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     ]  # fmt: skip
 
     def run(point: dict) -> dict:
-        job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
-        asked = {**KINDS[point["kind"]][1], "fraction": point["fraction"]}
-        return run_epochs(options, sources, asked, job, point["examples"])
+        spec, n_nodes = replace(base, n_examples=point["examples"]), point["nodes"]
+        size = _N_RANKS // n_nodes, n_nodes, point["fraction"]
+        return run_epochs(spec, *size, **KINDS[point["kind"]])
 
     take_turns(points, options.repeats, run)
-    return {**facts_of(options, sources), "points": points}
+    return {**facts, "points": points}
 
 
-def epoch_rows(result: dict) -> list[list[str]]:
-    """Return a row for each run: reads of the slow store as shares of the data, and seconds."""
-
-    def mean_of(point: dict, key: str, epochs: slice) -> str:
-        n_files = point.get("examples", result["options"]["examples"]) if key == "reads" else 1
-        return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
-
-    def idle_of(point: dict) -> str:
-        has_server = {*KINDS[point["kind"]][1]} == {"has_peers"}  # and none that was hit
-        return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
-
-    later, first = slice(1, None), slice(1)
-    columns = {
-        "nodes x room": lambda p: f"{p['nodes']} x {100 * p['fraction']:g} %",
-        "": lambda p: p["kind"],
-        "reads, epoch 1": lambda p: mean_of(p, "reads", first),
-        "reads, later ones": lambda p: mean_of(p, "reads", later),
-        "seconds, epoch 1": lambda p: mean_of(p, "seconds", first),
-        "seconds, later ones": lambda p: mean_of(p, "seconds", later),
-        "first mini-batch, s": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
-        "CPU of an idle server, %": idle_of,
-    }
-    return table(result.get("points", []), columns)
+def _mean(key: str, epochs: slice, point: dict) -> str:
+    """Return the mean over some epochs: of reads as a share of the files, or of seconds."""
+    n_files = point["examples"] if key == "reads" else 1
+    return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
 
-def measure(options: Options, scratch: Path) -> dict:
-    """Do both experiments."""
-    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
-    if "serving" in options.parts:
-        found["serving"] = measure_serving(options.quick, scratch)
-    return found
+def _idle_percent(point: dict) -> str:
+    has_server = {*KINDS[point["kind"]]} == {"has_peers"}  # and none that was hit
+    return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
+
+
+_FIRST, _LATER = slice(1), slice(1, None)
+_COLUMNS = {
+    "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %",
+    "": "{kind}",
+    "reads, epoch 1": partial(_mean, "reads", _FIRST),
+    "reads, later ones": partial(_mean, "reads", _LATER),
+    "seconds, epoch 1": partial(_mean, "seconds", _FIRST),
+    "seconds, later ones": partial(_mean, "seconds", _LATER),
+    "first mini-batch, s": "{first_seconds:.2f}",
+    "CPU of an idle server, %": _idle_percent,
+}
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -219,14 +208,16 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     figure, (reads, seconds) = plt.subplots(1, 2, figsize=(9.0, 4.3))
     for point in points:
         nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
-        n_files = point.get("examples", result["options"]["examples"])
         style = {
             "color": {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}[nodes, fraction],
             "linestyle": "-" if kind == "peers" else ":",
             "marker": "o",
             "label": f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}",
         }
-        for axes, key, scale in ((reads, "reads", 100 / n_files), (seconds, "seconds", 1.0)):
+        for axes, key, scale in (
+            (reads, "reads", 100 / point["examples"]),
+            (seconds, "seconds", 1.0),
+        ):
             by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
             line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
     reads.set_title("reads of the slow store, % of the files", loc="left")
@@ -239,4 +230,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
 
 
-TABLES = {"peers-epochs": epoch_rows, "peers-serving": serving_rows}
+TABLES = {"peers-epochs": _COLUMNS, "peers-serving": serving_rows}

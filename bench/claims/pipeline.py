@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import Wanted, compared, share_of, target_rows
 from bench.loaders import report
-from bench.loaders.sources import MountOptions
+from bench.loaders.sources import MountOptions, run_points
 
 #: By name: the loader, what differs from the usual run, and words for that.
 LINES: dict[str, tuple[str, dict[str, object], str]] = {
@@ -67,7 +67,7 @@ def measure(options: Options, scratch: Path) -> dict:
         facts = {"n_batches": min(most, options.batches), **others}
         points.append({"name": name, "loader": loader, "note": note, **facts})
     n_examples, n_readers = options.batches * options.batch_size, options.readers
-    found = report.measure_points(options, scratch, points, n_examples, n_readers=n_readers)
+    found = run_points(options, scratch, points, n_examples, n_readers=n_readers)
     return {**found, "targets": targets(points)}
 
 

@@ -28,7 +28,7 @@ from bench.harness.options import option
 from bench.harness.tables import Wanted, compared, share_of, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders import report
-from bench.loaders.sources import MountOptions
+from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import PACKAGES
 
 
@@ -88,7 +88,7 @@ def measure(options: Options, scratch: Path) -> dict:
     rivals, absent = rivals_of(options)
     points += rivals
     n_examples = options.batches * options.batch_size
-    result = report.measure_points(options, scratch, points, n_examples)
+    result = run_points(options, scratch, points, n_examples)
     own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
     functions = {"import": import_torch, "trainer": trainer_cpu, "ours": trainer_cpu}
     take_turns(own, options.repeats, lambda p: isolated.call(functions[p["name"]], p))

@@ -18,7 +18,6 @@ import numpy as np
 
 from bench.harness.files import make_files
 from bench.harness.options import OptionsError, option
-from bench.harness.tables import median_of, table
 from bench.loaders.report import staging_us
 from bench.loaders.sources import MountOptions, run_points
 
@@ -87,18 +86,13 @@ def facts(taken_at: np.ndarray, reads: list[int], batch_size: int) -> dict[str, 
     }
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each setting."""
-    columns = {
-        "ms/open": lambda point: point["open_ms"],
-        "reads in flight": lambda point: point["reads_in_flight"] or "self-tuned",
-        "files/s": lambda point: f"{median_of(point, 'files_per_second'):,.0f}",
-        "reads": lambda point: f"{median_of(point, 'reads'):.0f}",
-        "s to 90 %": lambda point: f"{median_of(point, 'seconds_to_90_percent'):.2f}",
-        "first, s": lambda point: f"{median_of(point, 'first_batch_seconds'):.2f}",
-        "µs of CPU for a file": lambda point: f"{median_of(point, 'cpu_us_per_file'):.0f}",
-    }
-    return table(result["points"], columns)
-
-
-TABLES = {"settings": rows}
+_COLUMNS = {
+    "ms/open": "{open_ms}",
+    "reads in flight": lambda point: point["reads_in_flight"] or "self-tuned",
+    "files/s": "{files_per_second:,.0f}",
+    "reads": "{reads:.0f}",
+    "s to 90 %": "{seconds_to_90_percent:.2f}",
+    "first, s": "{first_batch_seconds:.2f}",
+    "µs of CPU for a file": "{cpu_us_per_file:.0f}",
+}
+TABLES = {"settings": _COLUMNS}

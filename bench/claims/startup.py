@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.tables import extremes_of, median_of, table
 from bench.loaders.sources import MountOptions, run_points
 
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
@@ -38,28 +37,21 @@ def measure(options: Options, scratch: Path) -> dict:
         for n_examples in options.lengths for n_readers in options.readers
         for loader in ("overlap", "slow")
     ]  # fmt: skip
-    usual = {"order": "own", "measures_memory": True}
-    return run_points(options, scratch, points, options.files, **usual)
+    return run_points(options, scratch, points, options.files, order="own")
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each loader, list and number of readers."""
-
-    def megabytes(kind: str, point: dict) -> str:
-        sizes = [size for run in point["runs"] for size in run["private_bytes"].get(kind, ())]
-        return f"{median(sizes) / 1e6:.1f}" if sizes else "-"
-
-    first = "first_batch_seconds"
-    columns = {
-        "loader": lambda point: point["loader"],
-        "files": lambda point: f"{point['n_examples']:,}",
-        "readers": lambda point: point["n_readers"],
-        "first mini-batch, s": lambda point: f"{median_of(point, first):.2f}",
-        "[min, max]": lambda point: extremes_of(point, first),
-        "finalize, s": lambda point: f"{median_of(point, 'finalize_seconds'):.2f}",
-        **{f"MB of a {kind}": partial(megabytes, kind) for kind in _KINDS},
-    }
-    return table(result["points"], columns)
+def _megabytes(kind: str, point: dict) -> str:
+    sizes = [size for run in point["runs"] for size in run["private_bytes"].get(kind, ())]
+    return f"{median(sizes) / 1e6:.1f}" if sizes else "-"
 
 
-TABLES = {"startup": rows}
+_COLUMNS = {
+    "loader": "{loader}",
+    "files": "{n_examples:,}",
+    "readers": "{n_readers}",
+    "first mini-batch, s": "{first_batch_seconds:.2f}",
+    "[min, max]": "[{first_batch_seconds.min:.2f}, {first_batch_seconds.max:.2f}]",
+    "finalize, s": "{finalize_seconds:.2f}",
+    **{f"MB of a {kind}": partial(_megabytes, kind) for kind in _KINDS},
+}
+TABLES = {"startup": _COLUMNS}

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import by_repeat, extremes_of, median_of, table, target_of, target_rows
-from bench.harness.turns import progress_bar, take_turns
+from bench.harness.tables import by_repeat, target_of, target_rows
+from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
@@ -52,11 +52,9 @@ def fill(request: dict) -> dict:
     from bench.harness.store_access import stage_bytes, store_in
 
     store, n_files = store_in(request["staging"], request["root"]), request["n_files"]
-    with progress_bar(n_files, "file") as progress:
-        for first in range(0, n_files, _PART_FILES):
-            part = range(first, min(first + _PART_FILES, n_files))
-            stage_bytes(store, [name_of(number) for number in part], b"")
-            progress.update(len(part))
+    for first in range(0, n_files, _PART_FILES):
+        part = range(first, min(first + _PART_FILES, n_files))
+        stage_bytes(store, [name_of(number) for number in part], b"")
     store.close()
     return {}
 
@@ -118,16 +116,11 @@ def measure(options: Options, scratch: Path) -> dict:
     return {"points": points, "targets": targets}
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each state."""
-    columns = {
-        "seconds": lambda point: point["name"],
-        "constructor": lambda point: f"{median_of(point, 'constructor_seconds'):.2f}",
-        "first mini-batch": lambda point: f"{median_of(point, _FIRST):.2f}",
-        "[min, max]": lambda point: extremes_of(point, _FIRST),
-        "all mini-batches": lambda point: f"{median_of(point, 'wall_seconds'):.2f}",
-    }
-    return table(result["points"], columns)
-
-
-TABLES = {"startup-staged": rows, "targets": target_rows}
+_COLUMNS = {
+    "seconds": "{name}",
+    "constructor": "{constructor_seconds:.2f}",
+    "first mini-batch": "{first_batch_seconds:.2f}",
+    "[min, max]": "[{first_batch_seconds.min:.2f}, {first_batch_seconds.max:.2f}]",
+    "all mini-batches": "{wall_seconds:.2f}",
+}
+TABLES = {"startup-staged": _COLUMNS, "targets": target_rows}

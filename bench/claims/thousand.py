@@ -24,7 +24,7 @@ from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, err
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import median_of, spread_of
 from bench.loaders import report
-from bench.loaders.sources import MountOptions
+from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
@@ -50,9 +50,8 @@ class Options(MountOptions):
 
     def check(self) -> None:
         """Complete the options."""
-        for name, usual in (_WHOLE if self.whole else _FIRST_LOOK).items():
-            if getattr(self, name) is None:
-                setattr(self, name, usual)
+        usual = _WHOLE if self.whole else _FIRST_LOOK
+        vars(self).update({k: n for k, n in usual.items() if getattr(self, k) is None})
         self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
         if not self.sweep and max(len(self.prefetchers), len(self.readers)) > 1:
@@ -66,28 +65,28 @@ def points_of(options: Options) -> list[dict]:
     # The floor as many as ours: fewer would have a larger part of their time in the start.
     lengths = dict.fromkeys(("overlap", "overlap-staged", "floor"), options.batches)
     lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
-    points = []
-    for loader in options.loaders:
-        n_batches = min(lengths.get(loader, options.steady_batches), options.batches)
-        pairs = [(options.prefetchers[0] if loader == "overlap-staged" else 0, fixed)]
-        if loader == "overlap":
-            pairs = [(n, fixed) for n in options.prefetchers]
-            pairs += [(_SWEEP_PREFETCHERS, n) for n in options.readers if options.sweep]
-        elif loader in ("floor", "ceiling"):
-            pairs = [(0, len(os.sched_getaffinity(0)))]
-        elif loader in ("slow", "fast"):
-            pairs = [(0, n) for n in options.readers]
-        for n_prefetchers, n_readers in dict.fromkeys(pairs):
-            processes = {"n_prefetchers": n_prefetchers, "n_readers": n_readers}
-            points.append({"loader": loader, **processes, "n_batches": n_batches})
-    return points
+    swept = [(_SWEEP_PREFETCHERS, n) for n in options.readers if options.sweep]
+    processes = {
+        "overlap": [(n, fixed) for n in options.prefetchers] + swept,
+        "overlap-staged": [(options.prefetchers[0], fixed)],
+        "slow": [(0, n) for n in options.readers],
+        "fast": [(0, n) for n in options.readers],
+        "floor": [(0, len(os.sched_getaffinity(0)))],
+        "ceiling": [(0, len(os.sched_getaffinity(0)))],
+    }
+    return [
+        {"loader": loader, "n_prefetchers": n_prefetchers, "n_readers": n_readers,
+         "n_batches": min(lengths.get(loader, options.steady_batches), options.batches)}
+        for loader in options.loaders
+        for n_prefetchers, n_readers in dict.fromkeys(processes.get(loader, [(0, fixed)]))
+    ]  # fmt: skip
 
 
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    return report.measure_points(options, scratch, points, n_examples)
+    return run_points(options, scratch, points, n_examples)
 
 
 # --- figures ------------------------------------------------------------------------------------
@@ -114,14 +113,19 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     readers, or a bar for each.
     """
     points, options = result["points"], result["options"]
-    over_prefetchers, over_readers = split(points)
-    figures = {"loaders": _draw_bars(points)}
-    if len(over_prefetchers) > 1 or len(over_readers) > 1:
+    if options["sweep"]:
+        overlap = sorted(_of(points, "overlap"), key=lambda point: point["n_prefetchers"])
+        over_prefetchers = [p for p in overlap if p["n_readers"] == _SWEEP_READERS]
+        over_readers = [
+            p for p in _of(points, "overlap") if p["n_prefetchers"] == _SWEEP_PREFETCHERS
+        ]
         figures = {
             "prefetchers": _draw_parts(over_prefetchers, "n_prefetchers"),
             "readers": _draw_parts(over_readers, "n_readers"),
             "loaders": _draw_lines(points, over_readers),
         }
+    else:
+        figures = {"loaders": _draw_bars(points)}
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
         f"median of {options['repeats']} runs; page cache of the source warm before each run",
@@ -130,20 +134,6 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         save(figure, stem.with_name(f"{stem.name}-{name}.png"), result, *lines, space_inches=0.5)
         for name, figure in figures.items()
     ]
-
-
-def split(points: list[dict]) -> tuple[list[dict], list[dict]]:
-    """Return the points of overlap over which prefetchers vary, and those over which readers do.
-
-    The number that is constant in the one group is the one that occurs most often.
-    """
-    overlap, groups = _of(points, "overlap"), []
-    for varies, fixed in (("n_prefetchers", "n_readers"), ("n_readers", "n_prefetchers")):
-        values = [point[fixed] for point in overlap]
-        usual = max(values, key=values.count, default=None)
-        group = [point for point in overlap if point[fixed] == usual]
-        groups.append(sorted(group, key=lambda point, by=varies: point[by]))
-    return groups[0], groups[1]
 
 
 def _draw_parts(points: list[dict], varies: str) -> Figure:

@@ -27,7 +27,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import median_of, missed_unless_quick, table, target_of, target_rows
+from bench.harness.tables import median_of, missed, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -193,23 +193,21 @@ def figures_of(points: list[dict], of_runs: Callable = median_of) -> dict[str, f
     """Return the figure of each point, by its name; ``of_runs`` gives a number of its runs."""
     seconds = {point["name"]: of_runs(point, "seconds") for point in points}
     inline = seconds["validation inline"] - seconds[_NONE]
-    found = {}
-    for point in points:
-        name = point["name"]
-        if point["kind"] == "scaling":
-            found[name] = seconds[f"{point['does']}, 1 workers"] / seconds[name]
-        elif point["kind"] == "hidden":
-            found[name] = 1 - (seconds[name] - seconds[_NONE]) / inline
-        elif point["kind"] == "none":
-            found[name] = inline
-        elif point["kind"] == "updates":
-            found[name] = of_runs(point, "updates") / seconds[name]
-        else:
-            n_alone = point["dies_at"] * point["workers"]
-            n_left = point["steps"] * point["epochs"] - n_alone
-            ideal = point["seconds"] * (point["dies_at"] + n_left / (point["workers"] - 1))
-            found[name] = seconds[name] - ideal
-    return found
+
+    def lost(point: dict) -> float:
+        n_alone = point["dies_at"] * point["workers"]
+        n_left = point["steps"] * point["epochs"] - n_alone
+        ideal = point["seconds"] * (point["dies_at"] + n_left / (point["workers"] - 1))
+        return seconds[point["name"]] - ideal
+
+    figures: dict[str, Callable[[dict], float]] = {
+        "scaling": lambda p: seconds[f"{p['does']}, 1 workers"] / seconds[p["name"]],
+        "hidden": lambda p: 1 - (seconds[p["name"]] - seconds[_NONE]) / inline,
+        "none": lambda _: inline,
+        "updates": lambda p: of_runs(p, "updates") / seconds[p["name"]],
+        "killed": lost,
+    }
+    return {point["name"]: figures[point["kind"]](point) for point in points}
 
 
 #: By name of a point: what is said of it, and the least that is wanted.
@@ -253,7 +251,7 @@ def rows(result: dict) -> list[list[str]]:
 
 def faults(result: dict) -> list[str]:
     """Return what falls short."""
-    texts = missed_unless_quick(result)
+    texts = missed(result)
     for point in result["points"]:
         wanted = [point["steps"] * _BATCH] * point["epochs"]
         if any(each["examples"] != wanted for each in point["runs"]):

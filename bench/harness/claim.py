@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
 import importlib
 import json
 import os
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
-from bench.harness.machine import commit_facts, filesystem_of, machine_facts
-from bench.harness.options import OptionsError, add_arguments, quick_values
-from bench.harness.tables import aligned
+from bench.harness.machine import commit_facts, machine_facts
+from bench.harness.options import OptionsError, add_arguments
+from bench.harness.tables import rows_in
+from overlapiter.cli import console
+from overlapiter.cli.probe import file_system_of
 
 #: What a result may say of its runs in words.
 _SAID = ("data", "store", "absent", "examples")
+#: In what is printed, of the first column.
+_NAME_WIDTH = 48
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
@@ -32,9 +38,13 @@ def claim_of(name: str) -> ModuleType:
 
 
 def text_of(result: dict) -> str:
-    """Return all tables of which a result has a row, as they are printed."""
-    tables = [make(result) for make in claim_of(result["benchmark"]).TABLES.values()]
-    return "\n\n".join(aligned(rows) for rows in tables if len(rows) > 1)
+    """Return all tables of which a result has a row, as they are printed; long names are folded."""
+    texts = []
+    for kind in claim_of(result["benchmark"]).TABLES.values():
+        head, *rows = rows_in(result, kind)
+        folded = [[textwrap.fill(name, _NAME_WIDTH), *cells] for name, *cells in rows]
+        texts += [console.table(head, folded)] if rows else []
+    return "\n\n".join(texts)
 
 
 def parse(name: str, arguments: Sequence[str]) -> Any:
@@ -47,8 +57,8 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     add_arguments(parser, claim.Options)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
     options = claim.Options(**vars(parser.parse_args(arguments)))
-    if options.quick:
-        vars(options).update(quick_values(claim.Options))
+    for field in dataclasses.fields(options) if options.quick else ():
+        setattr(options, field.name, field.metadata.get("quick", getattr(options, field.name)))
     try:
         options.check()
     except OptionsError as error:
@@ -64,7 +74,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     # Removed at the end only: ext4 creates files up to ten times as slowly for a minute after that.
     place = {"prefix": f"{name}-", "dir": options.local.resolve(), "ignore_cleanup_errors": True}
     with tempfile.TemporaryDirectory(**place) as scratch:
-        disk, found = filesystem_of(scratch), claim.measure(options, Path(scratch))
+        disk, found = file_system_of(scratch).kind, claim.measure(options, Path(scratch))
     if found is None:  # one of several ranks, which has nothing to say
         return 0
     result = {
@@ -111,22 +121,22 @@ def head(result: dict) -> str:
 
 
 def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
-    """Draw the figures of JSON files beside them, in a process of its own; return their paths.
+    """Draw the figures of JSON files beside them; return their paths.
 
-    Together, the points of all come into the figures of the first one.
+    In a process of its own: matplotlib keeps fonts open. Together, the points of all come into the
+    figures of the first one.
     """
     request = {"paths": [str(path) for path in paths], "is_together": is_together}
     return call(_draw, request)["written"]
 
 
 def _draw(request: dict) -> dict:
-    results = {Path(path): json.loads(Path(path).read_text()) for path in request["paths"]}
+    paths, written = [Path(path) for path in request["paths"]], []
+    results = [json.loads(path.read_text()) for path in paths]
     if request["is_together"]:
-        first = {**next(iter(results.values()))}
-        first["points"] = [point for result in results.values() for point in result["points"]]
-        results = {next(iter(results)): first}
-    written: list[Path] = []
-    for path, result in results.items():
+        points = [point for result in results for point in result["points"]]
+        results = [{**results[0], "points": points}]
+    for path, result in zip(paths, results, strict=False):
         if draw_all := getattr(claim_of(result["benchmark"]), "draw_all", None):
             written += draw_all(result, path.with_suffix(""))
     return {"written": [str(path) for path in written]}

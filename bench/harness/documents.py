@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.harness import claim
 from bench.harness.isolated import CHECKOUT
-from bench.harness.tables import markdown
+from bench.harness.tables import markdown, rows_in
 
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -38,8 +38,8 @@ def renewed(text: str) -> str:
 
             return f"{match[1]}{markdown(rows())}\n{match[4]}"
         result = json.loads((claim.RESULTS / match[2]).read_text())
-        make = claim.claim_of(result["benchmark"]).TABLES[match[3]]
-        return f"{match[1]}{markdown(make(result))}\n{match[4]}"
+        rows = rows_in(result, claim.claim_of(result["benchmark"]).TABLES[match[3]])
+        return f"{match[1]}{markdown(rows)}\n{match[4]}"
 
     return _BLOCK.sub(block, text)
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 import psutil
 
-#: The names of the workers, as ``/proc/PID/comm`` shows them.
-KINDS = {"ovl-reader": "reader", "ovl-prefetcher": "prefetcher", "ovl-supervisor": "supervisor"}
-#: Kinds besides those of :data:`KINDS`.
+WORKERS = ("reader", "prefetcher", "supervisor")
+#: Kinds besides those of the workers.
 MOUNT, FORKSERVER, OTHER = "mount", "forkserver", "other"
-_SERVER_NAME = "slowfs"
+#: By the name of a process, as ``/proc/PID/comm`` shows it.
+KINDS = {**{f"ovl-{kind}": kind for kind in WORKERS}, "slowfs": MOUNT}
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -41,19 +41,24 @@ def descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
-def workers(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
-    """Return those of a family that are workers, with their kind, the ended ones included."""
-    named = {}
+def kinds_of(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+    """Return the kind of each process of a family, empty for those that are none of ours."""
+    named, parents = {}, {}
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            named[process] = process.name(), process.ppid()
-    supervisors = {process.pid for process, (name, _) in named.items() if name == "ovl-supervisor"}
-    return {
-        process: KINDS[name]
-        for process, (name, parent_pid) in named.items()
-        # A worker that was forked just now still bears the name of its supervisor.
-        if name in KINDS and not (name == "ovl-supervisor" and parent_pid in supervisors)
-    }
+            named[process], parents[process] = process.name(), process.parent()
+    kinds = {process: KINDS.get(name, "") for process, name in named.items()}
+    for process, parent in parents.items():
+        if kinds[process] == "supervisor" and kinds.get(parent) == "supervisor":
+            kinds[process] = ""  # a worker that was forked just now still has its parent's name
+        elif kinds[process] == "supervisor" and parent in kinds:
+            kinds[parent] = FORKSERVER
+    return kinds
+
+
+def workers(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+    """Return those of a family that are workers, with their kind, the ended ones included."""
+    return {process: kind for process, kind in kinds_of(family).items() if kind in WORKERS}
 
 
 def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
@@ -69,37 +74,31 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
         and ``system_seconds``, each in ticks of the kernel, usually 10 ms.
     """
     found: dict[str, Counter[str]] = {}
-    for process, kind in _kinds(unnamed).items():
-        with contextlib.suppress(psutil.NoSuchProcess, OSError):  # ended just now
+    for process, kind in kinds_of(descendants(os.getpid())).items():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
             times = process.cpu_times()
             own = {"n_processes": 1, "seconds": cpu_seconds(process.pid)}
             own |= {"user_seconds": times.user, "system_seconds": times.system}
-            found.setdefault(kind, Counter()).update(own)  # adds them
+            found.setdefault(kind or unnamed, Counter()).update(own)  # adds them
     return found
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what one process has used, in all its threads, those that have ended included."""
-    # The clock of another process: clock_getcpuclockid(3), which Python does not have.
-    return time.clock_gettime((~pid << 3) | 2)
+    """Return what one process has used, in all its threads, those that have ended included.
+
+    It is 0 for a process that is not there.
+    """
+    with contextlib.suppress(OSError):
+        # The clock of another process: clock_getcpuclockid(3), which Python does not have.
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0
 
 
 def private_bytes_by_kind(unnamed: str = OTHER) -> dict[str, list[int]]:
     """Return for each kind the bytes of memory that each process shares with no other."""
     found: dict[str, list[int]] = {}
-    for process, kind in {psutil.Process(): "trainer", **_kinds(unnamed)}.items():
+    kinds = {psutil.Process(): "trainer", **kinds_of(descendants(os.getpid()))}
+    for process, kind in kinds.items():
         with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
-            found.setdefault(kind, []).append(process.memory_full_info().uss)
+            found.setdefault(kind or unnamed, []).append(process.memory_full_info().uss)
     return found
-
-
-def _kinds(unnamed: str) -> dict[psutil.Process, str]:
-    family = descendants(os.getpid())
-    kinds, named = dict.fromkeys(family, unnamed), workers(family)
-    for process in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name() == _SERVER_NAME:
-                kinds[process] = MOUNT
-            elif named.get(process) == "supervisor" and process.parent() in kinds:
-                kinds[process.parent()] = FORKSERVER
-    return kinds | named

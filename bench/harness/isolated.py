@@ -99,14 +99,12 @@ def end_in_order() -> None:
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
-def _main(name: str, request: str, answer: str) -> None:
-    module, function = name.split(":")
-    function_itself = getattr(importlib.import_module(module), function)
-    found = function_itself(json.loads(Path(request).read_text()))
-    if found is not None:
-        Path(answer).write_text(json.dumps(found))
-
-
 if __name__ == "__main__":
     end_in_order()
-    _main(*sys.argv[1:])
+    name, request, answer = sys.argv[1:]
+    module, function = name.split(":")
+    found = getattr(importlib.import_module(module), function)(
+        json.loads(Path(request).read_text())
+    )
+    if found is not None:
+        Path(answer).write_text(json.dumps(found))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -21,17 +20,15 @@ def machine_facts() -> dict[str, object]:
     """Return cores, memory in bytes, processor, kernel and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    packages = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[package] = importlib.metadata.version(package)
+    found = importlib.metadata.distributions()
+    installed = {each.name.lower(): each.version for each in found if each.name}
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "processor": [*names, platform.machine()][0],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": {name: installed[name] for name in _PACKAGES if name in installed},
     }
 
 
@@ -58,11 +55,3 @@ def _git(*words: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return ""
-
-
-def filesystem_of(path: str | os.PathLike[str]) -> str:
-    """Return the kind of file system that ``path`` is on, e.g. ``ext4``, or ``unknown``."""
-    name, parts = Path(path).resolve(), psutil.disk_partitions(all=True)
-    above = [(len(p.mountpoint), p.fstype) for p in parts if name.is_relative_to(p.mountpoint)]
-    # Of several that were mounted at one place, the last one is seen.
-    return max(above[::-1], key=lambda found: found[0], default=(0, "unknown"))[1]

@@ -44,6 +44,11 @@ class CommonOptions:
     quick: bool = option(False, "very few and small runs: it works, no more")
 
     def __init_subclass__(cls) -> None:
+        for inherited in dataclasses.fields(cls):  # so far those of the classes above
+            default = vars(cls).get(inherited.name, inherited)
+            if not isinstance(default, dataclasses.Field):
+                field = dataclasses.field(default=default, metadata=inherited.metadata)
+                setattr(cls, inherited.name, field)
         dataclasses.dataclass(cls)
 
     def check(self) -> None:
@@ -61,8 +66,8 @@ _READERS: dict[object, Callable[[str], object]] = {
 def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
     """Add an argument for each field."""
     types, usual = get_type_hints(options), vars(options())
-    for name, metadata in _metadata(options).items():
-        default = usual[name]
+    for field in dataclasses.fields(options):
+        name, metadata, default = field.name, field.metadata, usual[field.name]
         words: dict[str, Any] = {"help": metadata["help"], "default": default}
         if types[name] is bool:
             words["action"] = "store_true"
@@ -77,21 +82,6 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions])
                 words["help"] += f" ({shown})".replace("%", "%%")
         names = [f"--{name.replace('_', '-')}", *["--staging"] * (name == "local")]
         parser.add_argument(*names, dest=name, **words)
-
-
-def quick_values(options: type[CommonOptions]) -> dict[str, object]:
-    """Return the values of options with which a benchmark only shows that it runs."""
-    found = _metadata(options).items()
-    return {name: metadata["quick"] for name, metadata in found if "quick" in metadata}
-
-
-def _metadata(options: type[CommonOptions]) -> dict[str, Any]:
-    """Return what :func:`option` was told of each field, if only a default was changed since."""
-    told: dict[str, Any] = {}
-    for kind in reversed(options.__mro__):
-        fields = vars(kind).get("__dataclass_fields__", {}).values()
-        told |= {field.name: field.metadata for field in fields if field.metadata}
-    return told
 
 
 def _names_of(known: Collection[str], separator: str) -> Callable[[str], list[str]]:

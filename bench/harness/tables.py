@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import functools
 import operator
-import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Rows = Sequence[Sequence[str]]
 
 ItemT = TypeVar("ItemT")
-
-#: In what is printed, of the first column.
-_NAME_WIDTH = 48
 
 #: Student's t for 95% on both sides, by the number of values; at most 2.23 for more.
 _STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -66,22 +62,44 @@ def share_of(key: str) -> Callable[[dict, dict], float]:
     return lambda run, other: run[key] / other[key]
 
 
-def table(items: Iterable[ItemT], columns: Mapping[str, Callable[[ItemT], object]]) -> Rows:
-    """Return a header and a row for each item; a column is its head and what makes its cells."""
-    rows = [[str(cell(item)) for cell in columns.values()] for item in items]
+class _OfRuns:
+    """A number of all runs of a point, which is shown as their median."""
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self._values = values
+
+    def __getattr__(self, name: str) -> float:
+        return spread(self._values)[name]  # median, min or max
+
+    def __format__(self, form: str) -> str:
+        return format(median(self._values), form)
+
+
+class _Facts(dict[str, Any]):
+    """What a point says, and what its runs have measured."""
+
+    def __missing__(self, name: str) -> _OfRuns:
+        return _OfRuns([run[name] for run in self["runs"]])
+
+
+#: The columns of a table: of each its head, and what makes the cell of an item: a function, or of a
+#: point a format, in which a number of its runs is their median, or as ``{x.min}`` their minimum.
+Columns = Mapping[str, str | Callable[[ItemT], object]]
+
+
+def table(items: Iterable[ItemT], columns: Columns[ItemT]) -> Rows:
+    """Return a header and a row for each item."""
+
+    def cell(item: ItemT, column: str | Callable[[ItemT], object]) -> str:
+        return column.format_map(_Facts(item)) if isinstance(column, str) else str(column(item))
+
+    rows = [[cell(item, column) for column in columns.values()] for item in items]
     return [list(columns), *rows]
 
 
-def aligned(rows: Rows) -> str:
-    """Return rows as text in columns, the first row being the header; long names are folded."""
-    names = [textwrap.wrap(row[0], _NAME_WIDTH, break_on_hyphens=False) or [""] for row in rows]
-    width = max(len(line) for name in names for line in name)
-    others = [max(map(len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
-    lines = []
-    for row, (name, *more) in zip(rows, names, strict=True):
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], others, strict=True)]
-        lines += ["  ".join([name.ljust(width), *cells]), *more]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+def rows_in(result: dict, kind: Columns[dict] | Callable[[dict], Rows]) -> Rows:
+    """Return a table of a result, of which a claim has the columns, or what makes the rows."""
+    return kind(result) if callable(kind) else table(result.get("points", ()), kind)
 
 
 def markdown(rows: Rows) -> str:
@@ -139,11 +157,6 @@ def rows_of(targets: Iterable[dict]) -> list[list[str]]:
 
 
 def missed(result: dict) -> list[str]:
-    """Return which of the ``targets`` of a result were missed, in words."""
-    rows = target_rows(result)[1:]
+    """Return which ``targets`` were missed, in words; none by runs that only show that they run."""
+    rows = [] if result["options"]["quick"] else target_rows(result)[1:]
     return [f"{row[0]}: {row[1]}, wanted {row[3]}" for row in rows if row[4] == "missed"]
-
-
-def missed_unless_quick(result: dict) -> list[str]:
-    """Return the same, or nothing of runs that only show that they run."""
-    return [] if result["options"]["quick"] else missed(result)

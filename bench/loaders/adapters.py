@@ -1,9 +1,15 @@
-"""One adapter per opponent, so that one loop drives and times them all."""
+"""One adapter per opponent, so that one loop drives and times them all.
+
+Each takes what is asked, the data set, the emulated store if there is one, and of a rank its part.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,13 +21,42 @@ from bench.loaders.spec import PARTS, RunSpec
 from bench.slow.store import SlowStore, attach
 
 _COPY_STREAMS = 64
+_N_PREPARED = 4
 
 
-class Iterating:
+class Part(NamedTuple):
+    """What a rank is told of the order of its examples, and by which communicator."""
+
+    comm: Any
+    sampler: Any
+
+
+class Loader:
+    """What an adapter tells; a loader that cannot be observed tells nothing."""
+
+    is_new_epoch: bool = False  # whether the last mini-batch ended an epoch
+
+    def parts(self, _start: float, _end: float, /) -> dict[str, float] | None:
+        """Return the parts of the mean reader's time within these seconds of the clock."""
+        return None
+
+    def statistics(self) -> dict[str, float]:
+        """Return what the loader itself counts."""
+        return {}
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class Iterating(Loader):
     """What the adapters of Chainer's iterators have in common."""
 
-    def __init__(self, spec: RunSpec, make: type, dataset: object, **options: object) -> None:
-        if spec.order == "fixed":
+    def __init__(
+        self, spec: RunSpec, make: type, dataset: object, part: Part | None, **options: object
+    ) -> None:
+        if part:
+            options["order_sampler"] = part.sampler
+        elif spec.order == "fixed":
             indices = spec.indices()  # they may be fewer than the data set has
             options |= {"repeat": False, "order_sampler": lambda *_state: indices}
         elif "seed" not in options:
@@ -34,10 +69,6 @@ class Iterating:
         """Whether the last mini-batch ended an epoch."""
         return self._iterator.is_new_epoch
 
-    def statistics(self) -> dict[str, float]:
-        """Return nothing: it counts nothing."""
-        return {}
-
     def close(self) -> None:
         """End all processes."""
         self._iterator.finalize()
@@ -46,15 +77,19 @@ class Iterating:
 class Overlap(Iterating):
     """``overlapiter.OverlapIterator``."""
 
-    def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
+    def __init__(
+        self, spec: RunSpec, dataset: object, store: SlowStore | None, part: Part | None = None
+    ) -> None:
         import overlapiter
 
+        self.concat = overlapiter.concat_examples
         options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
         if spec.loader != "overlap-local":
             chosen = picked(spec, ("n_prefetchers", "reads_in_flight", "capacity"))
+            chosen["peers"] = part.comm if spec.has_peers else None
             options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
         dataset = dataset if store is None else attach(dataset, store)
-        super().__init__(spec, overlapiter.OverlapIterator, dataset, **options)
+        super().__init__(spec, overlapiter.OverlapIterator, dataset, part, **options)
 
     def parts(self, _start: float, _end: float, /) -> dict[str, float]:
         """Return the sums of the snapshot, divided by the number of readers."""
@@ -72,14 +107,18 @@ class Overlap(Iterating):
 class Stock(Iterating):
     """``chainer.iterators.MultiprocessIterator``."""
 
-    def __init__(self, spec: RunSpec, dataset: object, _store: SlowStore | None) -> None:
+    def __init__(
+        self, spec: RunSpec, dataset: object, _store: object, part: Part | None = None
+    ) -> None:
+        from chainer.dataset import concat_examples
         from chainer.iterators import MultiprocessIterator
 
         from bench.loaders.stock_timing import StockTiming
 
+        self.concat = concat_examples
         np.random.seed(spec.seed)
         self.parts = StockTiming(spec.n_readers).parts
-        super().__init__(spec, MultiprocessIterator, dataset)
+        super().__init__(spec, MultiprocessIterator, dataset, part)
 
 
 class CopyFirst(Stock):
@@ -94,30 +133,69 @@ class CopyFirst(Stock):
         super().__init__(spec, LabeledImageDataset(pairs, spec.staging), store)
 
 
-class Torch:
-    """``torch.utils.data.DataLoader``."""
+class Synthetic(Loader):
+    """A few mini-batches, which are made before the clock starts, again and again."""
 
-    is_new_epoch = False
+    def __init__(self, spec: RunSpec, dataset: object, part: Part, device: int) -> None:
+        from chainer.dataset import concat_examples
 
-    def __init__(self, spec: RunSpec, dataset: object, _store: SlowStore | None) -> None:
+        self._n_examples = len(dataset)
+        if hasattr(part.sampler, "of_epoch"):
+            self._n_examples = len(part.sampler.of_epoch(0, len(dataset)))
+        self._batch = [dataset[i % len(dataset)] for i in range(spec.batch_size)]
+        self._arrays = [concat_examples(self._batch, device) for _ in range(_N_PREPARED)]
+        self._n_taken = 0
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last mini-batch ended an epoch."""
+        return self._n_taken * len(self._batch) % self._n_examples < len(self._batch)
+
+    def next_batch(self) -> list[Example]:
+        """Return the examples of which all mini-batches are."""
+        self._n_taken += 1
+        return self._batch
+
+    def concat(self, _batch: list[Example], _device: int) -> tuple:
+        """Return arrays that have not been used for a while."""
+        return self._arrays[self._n_taken % _N_PREPARED]
+
+
+class Torch(Loader):
+    """``torch.utils.data.DataLoader``, in a rank with its ``DistributedSampler``."""
+
+    def __init__(
+        self, spec: RunSpec, dataset: object, _store: object, part: Part | None = None
+    ) -> None:
         from torch.utils.data import DataLoader
 
-        images = Images(dataset._pairs, spec.root)
-        self._open(DataLoader(images, batch_sampler=spec.batches(), num_workers=spec.n_readers))
+        if part:
+            self._batches = self._epochs(spec, dataset, part.comm)
+        else:
+            images = Images(dataset._pairs, spec.root)
+            self._open(DataLoader(images, batch_sampler=spec.batches(), num_workers=spec.n_readers))
 
     def _open(self, loader: object) -> None:
         self._iterator = loader
         self._batches = iter(loader)
 
+    def _epochs(self, spec: RunSpec, dataset: object, comm: Any) -> Iterator[list]:
+        from torch.utils.data import DataLoader
+        from torch.utils.data.distributed import DistributedSampler
+
+        sampler = DistributedSampler(dataset, comm.size, comm.rank, seed=spec.seed)
+        options = {"num_workers": spec.n_readers, "persistent_workers": True, "sampler": sampler}
+        loader = DataLoader(dataset, spec.batch_size, **options)
+        for epoch in itertools.count():
+            sampler.set_epoch(epoch)
+            for number, batch in enumerate(loader, 1):
+                self.is_new_epoch = number == len(loader)
+                yield batch
+
     def next_batch(self) -> list[Example]:
         """Return views of the collated tensors."""
         images, labels = next(self._batches)
         return list(zip(images.numpy(), labels.numpy(), strict=True))
-
-    def parts(self, _start: float, _end: float, /) -> None:
-        """Return None: these workers cannot be observed."""
-
-    statistics = Iterating.statistics
 
     def close(self) -> None:
         """End the workers."""
@@ -150,7 +228,7 @@ class OverlapTorch(Torch):
 # --- other loaders of C++ and of threads ----------------------------------------------------------
 
 
-class Dali(Torch):
+class Dali(Loader):
     """DALI, whose own worker processes read the files; its threads decode, one for each core."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
@@ -212,7 +290,7 @@ class _Read:
         return np.fromfile(self._paths[sample.idx_in_epoch % len(self._paths)], np.uint8)
 
 
-class Spdl(Torch):
+class Spdl(Loader):
     """SPDL, whose threads each call ``dataset[i]``."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
@@ -248,7 +326,8 @@ def _collated(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
 _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")
 #: What drives each loader.
 ADAPTERS = dict.fromkeys(_OURS, Overlap) | {
-    "slow": Stock, "fast": Stock, "copy": CopyFirst, "torch": Torch, "torch-local": Torch,
+    "slow": Stock, "fast": Stock, "local": Stock, "copy": CopyFirst,
+    "torch": Torch, "torch-local": Torch,
     "overlap-torch": OverlapTorch, "overlap-torch-staged": OverlapTorch,
     "overlap-torch-importing": OverlapTorch, "dali": Dali, "dali-files": DaliFiles, "spdl": Spdl,
 }  # fmt: skip

@@ -13,7 +13,6 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from statistics import mean
@@ -33,12 +32,12 @@ def run_floor(spec: RunSpec) -> dict:
     if spec.loader == "floor":
         start = time.monotonic()
         return _result(spec, start, _run_loops(spec))
-    with slow_store(replace(spec, root=spec.slow_root), spec.mount) as store:
+    with slow_store(spec) as store:
         # Installed in that process alone: the loops read local files.
-        with closing(BareReader(store.root if store else spec.slow_root, store)) as reader:
-            paths = spec.paths()
+        root = store.root if store else spec.root
+        with closing(BareReader(root, store, spec.paths())) as reader:
             start = time.monotonic()
-            reader.start(paths)
+            reader.start(reader.paths)
             reports = _run_loops(spec)
             read = reader.wait()
             cpu = cpu_by_kind()
@@ -50,7 +49,7 @@ def run_floor(spec: RunSpec) -> dict:
 
 def _run_loops(spec: RunSpec) -> list[dict]:
     """Return what each of the loops reports; blocks until all end."""
-    dataset = LabeledImageDataset(spec.examples(), spec.root)
+    dataset = LabeledImageDataset(spec.examples(), spec.local)
     # Each builds two at least: the first mini-batch of one alone is no pace.
     n_loops = max(min(len(os.sched_getaffinity(0)), spec.n_batches // 2), 1)
     parts = [range(first, spec.n_batches, n_loops) for first in range(n_loops)]

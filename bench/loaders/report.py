@@ -1,31 +1,18 @@
-"""Loaders that build the same mini-batches: all runs, rates, parts of a reader's time, CPU."""
+"""Loaders that build the same mini-batches: rates, parts of a reader's time, CPU, faults."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from bench.harness.tables import by_repeat, median_of, share_of, spread_of, table
 from bench.harness.turns import name_of
-from bench.loaders.checks import verify
-from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
-
-
-def measure_points(options: MountOptions, scratch: Path, *points: Any, **usual: Any) -> dict:
-    """Do all runs as :func:`run_points`, and compare what they delivered."""
-    found = run_points(options, scratch, *points, **usual)
-    verified = verify(found["points"])
-    if not verified["different"]:
-        found["examples"] = f"{verified['batches']} mini-batches compared, all of them alike"
-    return {**found, "verified": verified}
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float:

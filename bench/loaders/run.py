@@ -5,20 +5,33 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from statistics import mean
+from typing import Any
 
 import numpy as np
 from chainer.datasets import LabeledImageDataset
 
 from bench.harness import isolated
-from bench.harness.family import OTHER, cpu_by_kind, private_bytes_by_kind
+from bench.harness.family import (
+    OTHER,
+    cpu_by_kind,
+    cpu_seconds,
+    descendants,
+    private_bytes_by_kind,
+)
+from bench.loaders.adapters import ADAPTERS
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
-from bench.loaders.spec import OF_LOCAL_DISK, PACKAGES, RunSpec, result_of_run
+from bench.loaders.spec import PACKAGES, RunSpec, result_of_run
 from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
+
+#: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
+_COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
 
 
 def run_in_new_process(spec: RunSpec, most_seconds: float | None = None) -> dict:
@@ -33,99 +46,141 @@ def run(request: dict) -> dict:
         from bench.loaders.floor import run_floor
 
         return run_floor(spec)
-    pairs, kind = spec.examples(), "given" if spec.loader in OF_LOCAL_DISK else spec.mount
-    with slow_store(spec, kind) as store:
-        if isinstance(store, SlowStore):
-            store.install()
-        spec = replace(spec, root=store.root if store else spec.root)
-        with _beside(spec, [path for path, _ in pairs], store) as beside:
-            make = LabeledImageDataset if spec.is_decoding else Heads
-            return _drive(spec, make(pairs, spec.root), store, beside)
+    with slow_store(spec) as store, contextlib.ExitStack() as resources:
+        spec, dataset, emulated = data_of(spec, store)
+        reader = None
+        if spec.beside_fraction:
+            paths = [path for path, _ in dataset._pairs]
+            reader = BareReader(spec.root, store, paths)
+            resources.callback(reader.close)
+        package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader)
+        if package:  # a script has imported it before
+            importlib.import_module(package)
+        adapter = ADAPTERS[spec.loader]
+        return drive(spec, lambda: adapter(spec, dataset, emulated), store, reader)
 
 
-def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> dict:
-    """Time one loader; ``beside`` has another process begin and end its reading, by turns."""
-    from bench.loaders.adapters import ADAPTERS
+def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None]:
+    """Return what is asked with the root to read from, the data set, and the store if emulated.
 
-    package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader)
-    if package:  # a script has imported it before
-        importlib.import_module(package)
-    waits, sizes, fingerprints, reads, marks = [], [], [], [], [(0.0, 0, 0)]
-    cpu_start, start = time.process_time(), time.monotonic()
-    loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
-    constructor_seconds, first_delivered = time.monotonic() - start, 0.0
+    An emulated store slows this process down from then on.
+    """
+    root = spec.local if spec.is_local else spec.root
+    spec = replace(spec, root=store.root if store else root)
+    make = LabeledImageDataset if spec.is_decoding else Heads
+    dataset, emulated = make(spec.examples(), spec.root), None
+    if isinstance(store, SlowStore):  # the list of files may lie in it, too
+        emulated = store
+        emulated.install()
+    return spec, dataset, emulated
+
+
+class _Epochs:
+    """Notes what each epoch took, of which the first one begins when this is made.
+
+    Attributes:
+        found: Each epoch.
+        waited_seconds: How long the trainer has waited in the epoch but for its mini-batches.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.found: list[dict] = []
+        self.waited_seconds = 0.0
+        self._store = store
+        used = sum(cpu_seconds(process.pid) for process in descendants(os.getpid()))
+        self._counts = {"workers_cpu_seconds": used, "trainer_cpu_seconds": time.process_time()}
+        self._start = time.monotonic()
+
+    def end(self, loader: Any, taken: list[tuple], losses: list[float]) -> None:
+        """Note what the epoch took, whose mini-batches were awaited so long and had such sizes."""
+        end, family = time.monotonic(), descendants(os.getpid())
+        pids = [os.getpid(), *(process.pid for process in family)]
+        counted, (opens, size) = loader.statistics(), [*crossed(self._store).values()] or (0, 0)
+        counts = {"opens": opens, "bytes": size, "trainer_cpu_seconds": time.process_time()}
+        counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids[1:]))
+        counts |= {name: counted[name] for name in _COUNTS if name in counted}
+        before, self._counts = self._counts, counts
+        waits, sizes = zip(*taken, strict=True)
+        facts = {"start": self._start, "end": end, "seconds": end - self._start, "pids": pids}
+        facts |= {"wait_seconds": self.waited_seconds + sum(waits), "n_images": sum(sizes)}
+        facts |= {"loss": mean(losses)} if losses else {}
+        self.found.append(facts | {k: n - before.get(k, 0) for k, n in counts.items()})
+        self.waited_seconds = 0.0
+        self._start = time.monotonic()  # looking at the processes has taken milliseconds
+
+
+def drive(
+    spec: RunSpec,
+    open_loader: Callable[[], Any],
+    store: Store,
+    reader: BareReader | None = None,
+    train: Callable[[Any, list], float] | None = None,
+    at_end: Callable[[], dict] = dict,
+) -> dict:
+    """Time one loader from its constructor to the last mini-batch.
+
+    Args:
+        spec: What to do.
+        open_loader: Makes the adapter of the loader.
+        store: The slow store, for what has crossed it.
+        reader: Reads a part of the data set in each epoch after the first, which ends when that is
+            done, too.
+        train: Takes the adapter and each mini-batch, and returns the loss.
+        at_end: Called before the loader is closed; what it returns is a part of the result.
+    """
+    taken, fingerprints, reads, losses = [], [], [], []
+    random = np.random.RandomState(0)
+    epochs, cpu_start, start = _Epochs(store), time.process_time(), time.monotonic()
+    loader = open_loader()
+    epochs.waited_seconds = constructor_seconds = time.monotonic() - start
+    first_delivered, first = 0.0, 0
     for position in itertools.count(1):
         asked = time.monotonic()
         batch = loader.next_batch()
         delivered = time.monotonic()
         first_delivered = first_delivered or delivered
-        waits.append(round(delivered - asked, 6))
-        sizes.append(len(batch))
+        taken.append((round(delivered - asked, 6), len(batch)))
         if spec.order == "fixed":  # the same for all
             fingerprints.append(fingerprint(batch))
+        if train:
+            losses.append(train(loader, batch))
+            batch = None  # its memory is for the next ones
         if spec.compute_seconds:
             time.sleep(spec.compute_seconds)
         if spec.seconds:
             reads.append(loader.statistics()["reads_in_flight"])
         if spec.n_epochs and loader.is_new_epoch:
-            next(beside)
-            marks.append((time.monotonic() - start, *(crossed(store).values() or (0, 0))))
-            if len(marks) > spec.n_epochs:
+            if reader and epochs.found:
+                reader.wait()
+            epochs.end(loader, taken[first:], losses[first:])
+            first = position
+            if len(epochs.found) == spec.n_epochs:
                 break
-            next(beside)
+            if reader:
+                n_files = round(spec.beside_fraction * len(reader.paths))
+                reader.start(random.permutation(reader.paths)[:n_files].tolist())
         is_late = spec.seconds and delivered - first_delivered > spec.seconds
         if is_late or position == spec.n_batches:
             break
-    trainer_cpu_seconds = time.process_time() - cpu_start
-    parts, statistics = loader.parts(start, delivered), loader.statistics()
+    trainer = {"n_processes": 1, "seconds": time.process_time() - cpu_start}
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
-    cpu = cpu_by_kind(unnamed)
-    cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu_seconds}
-    private_bytes = private_bytes_by_kind(unnamed) if spec.measures_memory else {}
-    del batch
-    closing = time.monotonic()
-    loader.close()
-    epochs, names = np.diff(marks, axis=0).tolist(), ("seconds", "opens", "bytes")
-    return result_of_run(
+    waits, sizes = zip(*taken, strict=True)
+    result = result_of_run(
         wall_seconds=delivered - start,
         first_batch_seconds=first_delivered - start,
         n_images=sum(sizes),
         images_per_second=sum(sizes) / (delivered - start),
         rate_after_first=sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
-        parts=parts,
-        cpu=cpu,
+        parts=loader.parts(start, delivered),
+        statistics=loader.statistics(),
+        cpu={**cpu_by_kind(unnamed), "trainer": trainer},
+        private_bytes=private_bytes_by_kind(unnamed),
         fingerprints=fingerprints,
         constructor_seconds=constructor_seconds,
-        finalize_seconds=time.monotonic() - closing,
-        trainer_cpu_seconds=trainer_cpu_seconds,
         waits_seconds=waits,
-        epochs=[dict(zip(names, epoch, strict=True)) for epoch in epochs],
+        epochs=epochs.found,
         reads_in_flight=reads,
-        private_bytes=private_bytes,
-        statistics=statistics,
-        **crossed(store),
     )
-
-
-@contextlib.contextmanager
-def _beside(spec: RunSpec, paths: list[str], store: Store) -> Iterator[Iterator[None]]:
-    """Have another process read a part of the data set in each epoch after the first.
-
-    Yields:
-        An iterator whose steps wait until it has read, if it does, and begin again, by turns.
-    """
-    if not spec.beside_fraction:
-        yield itertools.repeat(None)
-        return
-    random, n_files = np.random.RandomState(0), round(spec.beside_fraction * len(paths))
-
-    def steps() -> Iterator[None]:
-        yield  # nothing is read in the first epoch
-        while True:
-            reader.start(random.permutation(paths)[:n_files].tolist())
-            yield
-            reader.wait()
-            yield
-
-    with contextlib.closing(BareReader(spec.root, store)) as reader:
-        yield steps()
+    more, batch, closing = at_end(), None, time.monotonic()
+    loader.close()
+    return {**result, **more, "finalize_seconds": time.monotonic() - closing, **crossed(store)}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
+from bench.loaders.checks import verified
 from bench.loaders.run import run_in_new_process
-from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
+from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import build
 
@@ -38,7 +37,6 @@ class MountOptions(CommonOptions):
     mb_per_s: float = option(100.0, "bandwidth of the store, 0 for no limit")
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
-    stat_ms: float = option(0.0, "latency of a stat, with fuse")
 
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
@@ -69,82 +67,61 @@ class EpochOptions(MountOptions):
         return {"n_epochs": self.epochs, "n_readers": self.readers, "order": "own"}
 
 
-class Sources(NamedTuple):
-    """Where the images are.
+def prepare(
+    options: MountOptions, scratch: Path, n_examples: int
+) -> tuple[RunSpec, dict[str, str]]:
+    """Make the images or find them; blocks until they are all there.
 
-    Attributes:
-        slow: The slow store, or what stands for it.
-        local: The same files on the local disk.
-        pairs: Path of the list file.
-        scratch: A folder of the benchmark's own on the local disk.
-        label: What the data are.
+    Returns:
+        What all runs have in common, with a scratch folder on the local disk; and what a result
+        says of ``data`` and ``store``.
     """
-
-    slow: str
-    local: str
-    pairs: str
-    scratch: Path
-    label: str
-
-    def capacity_of(self, fraction: float | None, n_examples: int) -> int | None:
-        """Return the bytes that a part of the files takes, each in whole blocks of the disk."""
-        if fraction is None:
-            return None
-        paths = (Path(self.local, path) for path, _ in read_pairs(self.pairs, n_examples))
-        n_blocks = sum(-(-path.stat().st_size // _BLOCK_BYTES) for path in paths)
-        return int(fraction * n_blocks) * _BLOCK_BYTES
-
-
-def prepare(options: MountOptions, scratch: Path, n_examples: int) -> Sources:
-    """Make the images or find them; blocks until they are all there."""
+    local, data = "", f"{n_examples} files of the user's own"
     if options.pairs:
-        pairs = str(options.pairs.resolve())
+        pairs, place = options.pairs.resolve(), options.source or options.root
         if len(read_pairs(pairs, n_examples)) < n_examples:
             few = f"{options.pairs} has fewer than {n_examples} lines: give fewer"
             raise SystemExit(f"{few} --batches, or --examples")
-        place = str((options.source or options.root).resolve())
-        local = str(scratch / "local") if options.source else place
-        return Sources(place, local, pairs, scratch, f"{n_examples} files of the user's own")
-    made = make_photographs(PHOTOGRAPHS, n_examples)
-    root = str(made.root.resolve())
-    label = f"{n_examples} different JPEG files of {made.mean_bytes / 1e3:.1f} kB on average"
-    return Sources(root, root, os.path.join(root, "pairs.txt"), scratch, label)
-
-
-def facts_of(options: MountOptions, sources: Sources) -> dict[str, str]:
-    """Return what to say of data and store in a result."""
+        local = str(scratch / "local") if options.source else ""
+    else:
+        made = make_photographs(PHOTOGRAPHS, n_examples)
+        pairs, place = (made.root / "pairs.txt").resolve(), made.root
+        kilobytes = f"{made.mean_bytes / 1e3:.1f} kB on average"
+        data = f"{n_examples} different JPEG files of {kilobytes}"
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
-    stat = f", {options.stat_ms:g} ms per stat" if options.stat_ms else ""
-    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
-    return {
-        "data": sources.label,
+    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s"
+    spec = RunSpec(
+        "overlap",
+        str(pairs),
+        n_examples,
+        root=str(place.resolve()),
+        local_root=local,
+        staging=str(scratch / "staged"),
+        mount="given" if options.source else options.mount,
+        open_seconds=options.open_ms / 1e3,
+        bytes_per_second=options.mb_per_s * 1e6 or math.inf,
+        batch_size=options.batch_size,
+        seed=options.seed,
+    )
+    return spec, {
+        "data": data,
         "store": "slow store given by the user" if options.source else store,
     }
 
 
-def spec_of(options: MountOptions, sources: Sources, loader: str, **others: object) -> RunSpec:
-    """Return what to run for a loader: what the options say, and ``others``."""
-    usual = {
-        "pairs": sources.pairs,
-        "n_examples": 0,
-        "root": sources.local if loader in (*OF_LOCAL_DISK, "ceiling") else sources.slow,
-        "slow_root": sources.slow,
-        "staging": str(sources.scratch / "staged"),
-        "mount": "given" if options.source else options.mount,
-        "open_seconds": options.open_ms / 1e3,
-        "stat_seconds": options.stat_ms / 1e3,
-        "bytes_per_second": options.mb_per_s * 1e6 or math.inf,
-        "batch_size": options.batch_size,
-        "seed": options.seed,
-    }
-    return RunSpec(loader, **{**usual, **others})
+def capacity_of(spec: RunSpec, fraction: float) -> int:
+    """Return the bytes that a part of the files takes, each in whole blocks of the disk."""
+    paths = (Path(spec.local, path) for path, _ in read_pairs(spec.pairs, spec.n_examples))
+    n_blocks = sum(-(-path.stat().st_size // _BLOCK_BYTES) for path in paths)
+    return int(fraction * n_blocks) * _BLOCK_BYTES
 
 
-def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
+def prepare_local(specs: list[RunSpec]) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
-    if local := [spec for spec in specs if spec.root == sources.local != sources.slow]:
+    local = [spec for spec in specs if spec.is_local and spec.local != spec.root]
+    if local:
         longest = max(local, key=lambda spec: spec.n_batches * spec.batch_size)
-        copy_files(longest.paths(), sources.slow, sources.local, n_streams=16)
+        copy_files(longest.paths(), longest.root, longest.local, n_streams=16)
     if staged := [spec for spec in specs if spec.loader.endswith("-staged")]:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
         run_in_new_process(dataclasses.replace(staged[0], **fast))
@@ -168,7 +145,7 @@ def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
     """Do one run, with its files in the page cache."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
-    read_files(spec.paths(), spec.root)
+    read_files(spec.paths(), spec.local if spec.is_local else spec.root)
     return run_in_new_process(spec, most_seconds)
 
 
@@ -176,6 +153,8 @@ def run_points(
     options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
 ) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
+
+    What they delivered in a fixed order is compared.
 
     Args:
         options: Of the benchmark. The points of runs that fail, or take longer than its
@@ -187,16 +166,17 @@ def run_points(
         n_examples: Of the data set.
         usual: What is the same for all points that say nothing else.
     """
-    sources = prepare(options, scratch, n_examples)
+    base, facts = prepare(options, scratch, n_examples)
     names = {field.name for field in dataclasses.fields(RunSpec)}
     specs = {}
     for point in points:
-        asked = {"n_examples": n_examples, **usual, **point}
-        asked["capacity"] = sources.capacity_of(asked.get("room"), n_examples)
+        asked = {**usual, **point}
+        if "room" in asked:
+            asked["capacity"] = capacity_of(base, asked["room"])
         asked = {name: value for name, value in asked.items() if name in names}
-        spec = specs[id(point)] = spec_of(options, sources, **asked)
+        spec = specs[id(point)] = dataclasses.replace(base, **asked)
         point |= picked(spec, ("n_prefetchers", "n_readers", "n_batches"))
-    prepare_local(list(specs.values()), sources)
+    prepare_local(list(specs.values()))
 
     failed: dict[str, str] = {}
     most_seconds = options.most_seconds
@@ -212,4 +192,4 @@ def run_points(
 
     take_turns(points, options.repeats, run)
     points[:] = [point for point in points if name_of(point) not in failed]
-    return {**facts_of(options, sources), "failed": failed, "points": points}
+    return {**facts, "failed": failed, "points": points, **verified(points)}

@@ -30,7 +30,9 @@ LOADERS = {
     "ceiling": "plain loops beside 64 threads that read every file of the slow store once",
 }
 #: Those that read the local disk; the others read the slow store.
-OF_LOCAL_DISK = ("overlap-local", "overlap-from-local", "fast", "torch-local", "floor")
+OF_LOCAL_DISK = (
+    "overlap-local", "overlap-from-local", "fast", "torch-local", "floor", "local", "synthetic"
+)  # fmt: skip
 #: What is not installed with the benchmarks, as it is imported.
 PACKAGES = {"dali": "nvidia.dali", "dali-files": "nvidia.dali", "spdl": "spdl.pipeline"}
 
@@ -42,10 +44,11 @@ class RunSpec:
     loader: str  # one of LOADERS
     pairs: str  # path of the file of ``path label`` lines
     n_examples: int  # how many of these lines are the data set; if more, they are repeated
-    root: str  # what the paths are relative to, for this loader: the slow or the local directory
+    root: str  # what the paths are relative to, in the slow store
     staging: str  # for staged files or copies; empty at the start, but for overlap-staged
     is_decoding: bool = True  # whether examples are images, else the beginnings of files
-    order: str = "fixed"  # of the examples: by the seed, the loader's "own", or "ascending"
+    # Of the examples: by the seed, the loader's "own", "ascending"; of ranks see ``loaders.ranks``.
+    order: str = "fixed"
     batch_size: int = 32
     n_batches: int = 0
     n_epochs: int = 0
@@ -55,16 +58,31 @@ class RunSpec:
     reads_in_flight: int | None = None
     capacity: int | None = None  # bytes that may be staged; None for no limit
     mount: str = "emulated"  # makes root slow in open; a "fuse" mount, or "given" as it is
-    slow_root: str = ""  # of the ceiling: the root of the store; root is local
+    local_root: str = ""  # the same on the local disk; empty if the root is there and made slow
     open_seconds: float = 0.010
     stat_seconds: float = 0.0  # what a stat or a look-up of a name waits in a mount
     bytes_per_second: float = 100e6
     # Of the data set, what another process reads from the store in each epoch after the first,
     # which ends when that has been done, too.
     beside_fraction: float = 0.0
+    has_peers: bool = False  # whether the nodes of a job give each other what they have staged
     compute_seconds: float = 0.0  # sleep after each mini-batch, in place of training
     seed: int = 0
-    measures_memory: bool = False  # whether private_bytes are reported
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the examples are read from the local disk."""
+        return self.loader in (*OF_LOCAL_DISK, "ceiling")
+
+    @property
+    def local(self) -> str:
+        """The root on the local disk."""
+        return self.local_root or self.root
+
+    @property
+    def kind_of_store(self) -> str:
+        """What makes the root slow, see ``mount``; the local disk is taken as it is."""
+        return "given" if self.loader in OF_LOCAL_DISK else self.mount
 
     def indices(self) -> np.ndarray:
         """Return the indices of all examples of a run in a fixed order, int64."""
@@ -115,13 +133,17 @@ def result_of_run(**measured: object) -> dict[str, object]:
             ``parts`` of the mean file reader process, by :data:`PARTS`: until it begins to wait for
             its first index list, waiting for one, inside ``dataset[i]``, and the rest until the
             last mini-batch was delivered; None where the loader cannot be observed.
-            ``epochs``: ``seconds``, ``opens`` and ``bytes`` of each, the first one with the start,
-            with what is read ahead of the trainer meanwhile. ``store_opens``, ``store_bytes`` of
-            the slow store, None where nothing counts them.
+            ``epochs``, each with what follows, the first one with the start: ``start`` and ``end``
+            on the clock of the machine, ``seconds``; ``opens`` and ``bytes`` of the slow store by
+            all processes, with what is read ahead of the trainer meanwhile; ``n_images``;
+            ``wait_seconds`` in ``next()``, and at first in the constructor; the mean ``loss`` where
+            something is trained; ``trainer_cpu_seconds``, ``workers_cpu_seconds`` and ``pids`` of
+            this process and all below it; and, of a loader that counts them, ``opens_staged``,
+            ``opens_source``, ``files_staged`` and ``bytes_staged``.
+            ``store_opens``, ``store_bytes`` of the whole run, None where nothing counts them.
             ``cpu`` by kind of process, what :func:`bench.harness.family.cpu_by_kind` finds before
-            ``finalize``, and the ``seconds`` of the trainer, which are ``trainer_cpu_seconds``, all
-            of its threads within the wall; ``private_bytes`` of each process, by kind.
+            ``finalize``, and the ``seconds`` of the trainer, all of its threads within the wall;
+            ``private_bytes`` of each process, by kind.
     """
-    nothing = {"constructor_seconds": 0.0, "finalize_seconds": 0.0, "trainer_cpu_seconds": 0.0}
-    nothing |= {"store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {}}
+    nothing = {"store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {}}
     return {**nothing, "waits_seconds": [], "epochs": [], "reads_in_flight": [], **measured}

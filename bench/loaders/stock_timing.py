@@ -1,9 +1,9 @@
 """Measures the four parts of a reader's time in the worker processes of MultiprocessIterator.
 
 The processes of its pool are started by ``fork``, so what is replaced here in the parent before
-the first ``next()`` is replaced in them: the loop of a pool worker gets a task queue whose ``get``
-is timed, and the data set is wrapped in one whose ``__getitem__`` is timed. The costs are three
-readings of the clock per task and two per example.
+the first ``next()`` is replaced in them: ``get`` of the task queue of a pool worker is timed, and
+the data set is wrapped in one whose ``__getitem__`` is timed. The costs are three readings of the
+clock per task and two per example.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mmap
 import multiprocessing
 import multiprocessing.pool
 import time
+from typing import Any
 
 import chainer.iterators.multiprocess_iterator as stock
 import numpy as np
@@ -21,34 +22,45 @@ from bench.loaders.spec import PARTS
 # Columns of the shared table: one row per worker, seconds of the monotonic clock.
 _FIRST_WAIT, _DEQUEUE, _FETCH, _WAITING_SINCE = range(4)
 _ROW_BYTES = 4 * 8
+_plain_worker = multiprocessing.pool.worker
 
 
 class StockTiming:
     """A table in shared memory into which each pool worker writes its own row.
 
-    All pools that are started from then on in this process are observed.
+    All pools that are started from then on in this process are observed, by the last one made.
     """
 
     def __init__(self, n_readers: int) -> None:
         shared = mmap.mmap(-1, n_readers * _ROW_BYTES)
         self._rows = np.frombuffer(shared, np.float64).reshape(n_readers, 4)
         self._next_row = multiprocessing.Value("i", 0)
-        self._plain = multiprocessing.pool.worker
         multiprocessing.pool.worker = self._work
 
-    def _work(self, inqueue: object, outqueue: object, initializer: object, *args: object) -> None:
+    def _work(self, inqueue: Any, outqueue: Any, initializer: object, *args: object) -> None:
         """Be a worker of a pool, which writes a row of its own."""
         with self._next_row.get_lock():
             row = self._rows[self._next_row.value]
             self._next_row.value += 1
-        setup = stock._fetch_setup
+        get, setup = inqueue.get, stock._fetch_setup
+
+        def observed_get() -> object:
+            start = time.monotonic()
+            row[_FIRST_WAIT] = row[_FIRST_WAIT] or start
+            row[_WAITING_SINCE] = start
+            try:
+                return get()
+            finally:
+                row[_WAITING_SINCE] = 0
+                row[_DEQUEUE] += time.monotonic() - start
 
         def observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
             setup(_TimedDataset(dataset, row), mem_size, mem_bulk)
 
+        inqueue.get = observed_get
         if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
             initializer = observed_setup
-        self._plain(_TimedQueue(inqueue, row), outqueue, initializer, *args)
+        _plain_worker(inqueue, outqueue, initializer, *args)
 
     def parts(self, start: float, end: float) -> dict[str, float]:
         """Return the means over all workers, for a run of these seconds of the monotonic clock."""
@@ -61,23 +73,6 @@ class StockTiming:
         others = (end - start) - initialize - dequeue - fetch
         parts = (initialize, dequeue, fetch, others)
         return {name: float(part.mean()) for name, part in zip(PARTS, parts, strict=True)}
-
-
-class _TimedQueue:
-    """The reading end of a pool's task queue, which adds up the time inside ``get``."""
-
-    def __init__(self, queue: multiprocessing.queues.SimpleQueue, row: np.ndarray) -> None:
-        self._queue, self._writer, self._row = queue, queue._writer, row
-
-    def get(self) -> object:
-        row, start = self._row, time.monotonic()
-        row[_FIRST_WAIT] = row[_FIRST_WAIT] or start
-        row[_WAITING_SINCE] = start
-        try:
-            return self._queue.get()
-        finally:
-            row[_WAITING_SINCE] = 0
-            row[_DEQUEUE] += time.monotonic() - start
 
 
 class _TimedDataset:

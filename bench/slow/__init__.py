@@ -10,17 +10,17 @@ from bench.slow.store import SlowStore
 Store = SlowStore | SlowMount | None
 
 
-def slow_store(spec: Any, kind: str) -> contextlib.AbstractContextManager[Store]:
-    """Make the root of a run slow within a ``with`` block: "emulated", a "fuse" mount, or "given".
+def slow_store(spec: Any) -> contextlib.AbstractContextManager[Store]:
+    """Make the root of a run slow within a ``with`` block, as its ``kind_of_store`` says.
 
     An emulated store is not installed yet. Of a store that is given, the block gets None. The files
     are to be read below the ``root`` of what it gets. A mount is made beside the staging directory:
     so it is the same for all runs over one.
     """
     numbers = (spec.open_seconds, spec.bytes_per_second)
-    if kind == "given":
+    if spec.kind_of_store == "given":
         return contextlib.nullcontext()
-    if kind == "emulated":
+    if spec.kind_of_store == "emulated":
         return SlowStore(spec.root, *numbers)
     place = Path(spec.staging).with_name("mount")
     place.mkdir(parents=True, exist_ok=True)

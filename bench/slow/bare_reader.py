@@ -16,17 +16,19 @@ _N_THREADS = 64
 class BareReader:
     """One more process with 64 threads, a fork of this one, that reads files and forgets them.
 
-    Where the ``store`` to read from is emulated, it is installed there.
+    Where the ``store`` to read from is emulated, it is installed there. ``paths`` are those of all
+    files, relative to the root.
     """
 
-    def __init__(self, root: str, store: Store) -> None:
+    def __init__(self, root: str, store: Store, paths: Sequence[str]) -> None:
+        self.paths = paths
         self._root = root
         install = store.install if isinstance(store, SlowStore) else None
         self._process = ProcessPoolExecutor(1, get_context("fork"), install)
         self._process.submit(os.getpid).result()  # forks now, before anything is timed
 
     def start(self, paths: Sequence[str]) -> None:
-        """Let it read these files, relative to the root, in this order; does not block."""
+        """Let it read some of the files, in this order; does not block."""
         self._reading = self._process.submit(_read, self._root, list(paths))
 
     def wait(self) -> dict[str, float]:

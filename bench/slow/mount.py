@@ -13,11 +13,12 @@ It needs ``/dev/fuse``, a C compiler and libfuse 3, and root or ``fusermount3``.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import shutil
 import subprocess
+from functools import partial
 from pathlib import Path
 
 from bench.harness.isolated import CHECKOUT
@@ -38,22 +39,7 @@ class MountUnavailableError(OptionsError):
     """A FUSE file system cannot be built or mounted here. The message says what to do."""
 
 
-class MountPoint:
-    """A mount that this or another process has made at ``root``."""
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = os.path.abspath(root)
-
-    def counts(self) -> dict[str, int]:
-        """Return what was asked for since it was mounted.
-
-        ``opens``; ``files``, how many different ones; ``most_opens`` of any one of them;
-        ``reads`` and ``bytes_read``; ``lookups`` and ``stats`` that the kernel did not answer.
-        """
-        return json.loads(os.getxattr(self.root, _ATTRIBUTE))
-
-
-class SlowMount(MountPoint):
+class SlowMount(contextlib.AbstractContextManager):
     """A read-only view of a directory, mounted from :meth:`__enter__` on.
 
     Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
@@ -64,9 +50,6 @@ class SlowMount(MountPoint):
     Args:
         source: The directory that is shown, on a fast disk; not to be changed meanwhile.
         root: The mount point, an empty directory.
-
-    Raises:
-        MountUnavailableError: The server cannot be built.
     """
 
     def __init__(
@@ -77,23 +60,34 @@ class SlowMount(MountPoint):
         bytes_per_second: float = 100e6,
         stat_seconds: float = 0.0,
     ) -> None:
-        super().__init__(root)
-        numbers = (open_seconds, stat_seconds, bytes_per_second)
-        self._command = [build(), os.path.abspath(source), self.root, *map(str, numbers)]
+        self.root = os.path.abspath(root)
+        self._arguments = (os.path.abspath(source), self.root)
+        self._arguments += tuple(map(str, (open_seconds, stat_seconds, bytes_per_second)))
         self._server: subprocess.Popen[str] | None = None
 
-    def __reduce__(self) -> tuple:
-        return MountPoint, (self.root,)  # to other processes, which do not end it
+    def __getstate__(self) -> dict[str, object]:
+        return {**vars(self), "_server": None}  # for other processes, which do not end it
 
     def __enter__(self) -> SlowMount:
-        """Mount; blocks until it is there."""
-        self._server = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
+        """Mount; blocks until it is there.
+
+        Raises:
+            MountUnavailableError: The server cannot be built, or mount.
+        """
+        command, pipe = [build(), *self._arguments], subprocess.PIPE
+        self._server = subprocess.Popen(command, stdout=pipe, text=True, start_new_session=True)
         if self._server.stdout.readline() != "mounted\n":
             self.close()
             raise MountUnavailableError(f"nothing can be mounted at {self.root}; {_ADVICE}")
         return self
+
+    def counts(self) -> dict[str, int]:
+        """Return what was asked for since it was mounted.
+
+        ``opens``; ``files``, how many different ones; ``most_opens`` of any one of them;
+        ``reads`` and ``bytes_read``; ``lookups`` and ``stats`` that the kernel did not answer.
+        """
+        return json.loads(os.getxattr(self.root, _ATTRIBUTE))
 
     def __exit__(self, *_exc_info: object) -> None:
         """Unmount, as :meth:`close`."""
@@ -115,24 +109,18 @@ def build() -> str:
             "there is no /dev/fuse here: load the kernel's module fuse (modprobe fuse), or give "
             "the container that device; or measure with the emulated store, --mount emulated"
         )
-    missing = [name for name in ("cc", "pkg-config") if shutil.which(name) is None]
-    if missing:
-        raise MountUnavailableError(f"there is no {' and no '.join(missing)}; {_ADVICE}")
-    library = ("--cflags", "--libs", "fuse3")
-    flags = _run("there is no libfuse 3 to compile with", "pkg-config", *library).split()
-    words = ["-O2", "-Wall", "-Wextra", str(_SOURCE), *flags, "-pthread"]
-    recipe = _SOURCE.read_bytes() + " ".join(words).encode()
-    program = _PLACE / f"slowfs-{hashlib.sha256(recipe).hexdigest()[:12]}"
-    if not program.exists():
-        program.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = program.with_suffix(f".{os.getpid()}")
-        _run(f"{_SOURCE} does not compile", "cc", *words, "-o", str(unfinished))
-        unfinished.replace(program)
+    run = partial(subprocess.run, check=True, capture_output=True, text=True)
+    try:
+        flags = run(["pkg-config", "--cflags", "--libs", "fuse3"]).stdout.split()
+        words = ["-O2", "-Wall", "-Wextra", str(_SOURCE), *flags, "-pthread"]
+        recipe = _SOURCE.read_bytes() + " ".join(words).encode()
+        program = _PLACE / f"slowfs-{hashlib.sha256(recipe).hexdigest()[:12]}"
+        if not program.exists():
+            program.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = program.with_suffix(f".{os.getpid()}")
+            run(["cc", *words, "-o", str(unfinished)])
+            unfinished.replace(program)
+    except (OSError, subprocess.CalledProcessError) as error:
+        said = getattr(error, "stderr", "")
+        raise MountUnavailableError(f"{error}; {_ADVICE}\n{said}") from error
     return str(program)
-
-
-def _run(complaint: str, *command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise MountUnavailableError(f"{complaint}; {_ADVICE}\n{done.stderr}")
-    return done.stdout

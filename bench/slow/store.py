@@ -14,8 +14,12 @@ All processes and threads of the machine that use the same store, or a pickled c
 ``bytes_per_second``, first come, first served. Both are paid by one sleep inside ``open``: the
 transfer time of the whole file is reserved there, and an ordinary file object comes back, whose
 reads cost nothing extra. ``os.open``, ``os.stat`` and directory listings are not delayed, nor are C
-libraries that open files by themselves. Each successful open is counted in a log that all processes
-share, and which stays exact when processes are killed at any moment.
+libraries that open files by themselves.
+
+Each successful open is a record in a log that all processes share. A record lies within one memory
+page and is written by one system call, so the log is exact, also when processes are killed at any
+moment. When the last file is ready says until when the store is busy. The log is memory without a
+name: it is gone when the last process that uses it is, however that ends.
 """
 
 from __future__ import annotations
@@ -23,30 +27,56 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import fcntl
 import io
 import os
 import pathlib
+import struct
+import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import IO, TypeVar
-
-from bench.slow import ledger
+from typing import IO, NamedTuple, TypeVar
 
 StrPath = str | os.PathLike[str]
 AnyPath = StrPath | bytes
+#: By what other processes find a log: where the one that made it has it open, and its inode.
+Log = tuple[str, int]
 
 DatasetT = TypeVar("DatasetT")
 
-_openers: dict[ledger.State, _SlowOpen] = {}
+_RECORD_BYTES = 256  # divides the page size: a signal never splits the write of one
+_HEAD = struct.Struct("<dqiH")
+_PATH_BYTES = _RECORD_BYTES - _HEAD.size
+#: The only store of this process for each log: were there a second descriptor, to close it would
+#: drop the lock that is held through the first.
+_stores: weakref.WeakValueDictionary[Log, SlowStore] = weakref.WeakValueDictionary()
+_lock = threading.RLock()
+
+
+class OpenRecord(NamedTuple):
+    """One open that crossed the slow store.
+
+    Attributes:
+        ready_seconds: When the file was ready to read, on the machine's monotonic clock.
+        size_bytes: Size of the file, all of which was charged.
+        pid: The process that opened it.
+        path: Path relative to the root; only its last 234 bytes if it is longer.
+    """
+
+    ready_seconds: float
+    size_bytes: int
+    pid: int
+    path: str
 
 
 class _SlowOpen:
     """What stands in ``builtins.open`` while a store is installed.
 
     An instance rather than a function, so that it does not become a method where a class keeps
-    ``open`` as an attribute, just as the built-in does not.
+    ``open`` as an attribute, just as the built-in does not. A redirection to staged copies is
+    installed above it, and opens these without it.
     """
 
     def __init__(self, store: SlowStore, below: Callable[..., IO]) -> None:
@@ -66,70 +96,72 @@ class _SlowOpen:
             time.sleep(self.store.open_seconds)
             raise
         try:
-            if self._is_from_store(opened, file):
-                self.store.wait_for(relative, os.fstat(opened.fileno()).st_size)
+            self.store.wait_for(relative, os.fstat(opened.fileno()).st_size)
         except BaseException:
             opened.close()
             raise
         return opened
 
-    def _is_from_store(self, opened: IO, asked: object) -> bool:
-        """Tell whether the opened file is the one asked for.
-
-        A redirection to a staged copy may be installed above this object or below it. In the
-        second case what came back is another file, on a fast disk, and costs nothing.
-        """
-        if opened.name == asked:
-            return True
-        actual = os.readlink(f"/proc/self/fd/{opened.fileno()}")
-        return self.store.relative_path(actual) is not None
-
 
 class SlowStore(contextlib.AbstractContextManager):
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
-    Nothing is slow until :meth:`install` is called in a process. Pickled copies share the log with
-    the original; the process that made it has to live while they are unpickled. After
-    :meth:`close`, or once the original is garbage-collected, copies in other processes go on
-    working, and neither the original nor a copy in its process can be used.
+    Nothing is slow until :meth:`install` is called in a process. A pickled store is the same one
+    wherever it is unpickled; the process that made it has to live then. After :meth:`close`, or
+    once it is garbage-collected, it goes on working in the other processes.
 
     Args:
         root: The directory that is slow; it need not exist yet.
         open_seconds: How long each open waits; 0 for no latency.
         bytes_per_second: The bandwidth that all processes share; ``math.inf`` for no limit.
+        log: That of another process; None for a new one.
+
+    Raises:
+        FileNotFoundError: The process that made the log has closed it.
     """
 
     def __init__(
-        self, root: StrPath, open_seconds: float = 0.010, bytes_per_second: float = 100e6
+        self,
+        root: StrPath,
+        open_seconds: float = 0.010,
+        bytes_per_second: float = 100e6,
+        log: Log | None = None,
     ) -> None:
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
-        state = ledger.create()
-        self.__setstate__((os.path.abspath(root), open_seconds, bytes_per_second, state))
-        self._release = weakref.finalize(self, ledger.close, state, os.getpid())
-
-    def __getstate__(self) -> tuple[str, float, float, ledger.State]:
-        return self.root, self.open_seconds, self.bytes_per_second, self._state
-
-    def __setstate__(self, state: tuple[str, float, float, ledger.State]) -> None:
-        self.root, self.open_seconds, self.bytes_per_second, self._state = state
+        if log:
+            self._fd = os.open(log[0], os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        else:
+            self._fd = os.memfd_create("slowstore")
+            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
+        self._release = weakref.finalize(self, os.close, self._fd)
+        self._log = log or (f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino)
+        if os.fstat(self._fd).st_ino != self._log[1]:  # another file has got the number since
+            raise FileNotFoundError(f"{self._log[0]}: the slow store has been closed")
+        self.root, self.open_seconds = os.path.abspath(root), open_seconds
+        self.bytes_per_second = bytes_per_second
         names = {self.root, os.path.realpath(self.root)}
         self._prefixes = tuple(name.rstrip(os.sep) + os.sep for name in names)
-        ledger.descriptor_of(self._state)
+        self._opener: _SlowOpen | None = None
+        _stores[self._log] = self
+
+    def __reduce__(self) -> tuple:
+        numbers = (self.open_seconds, self.bytes_per_second)
+        return _unpickled, (type(self), self.root, *numbers, self._log)
 
     # -- being slow ---------------------------------------------------------------------------
 
     def install(self) -> None:
         """Replace ``builtins.open`` and ``io.open`` in this process.
 
-        Idempotent, also between copies of one store. Another replacement may be installed later
-        on top of this one. Processes forked afterwards have it too. Call it from one thread.
+        Idempotent. Another replacement may be installed later on top of this one. Processes forked
+        afterwards have it too. Call it from one thread.
         """
-        opener = _openers.get(self._state)
-        if opener is None:
-            opener = _openers[self._state] = _SlowOpen(self, builtins.open)
-            _replace_open(opener)
-        opener.is_active = True
+        if self._opener is None:
+            self._opener = _SlowOpen(self, builtins.open)
+            _replace_open(self._opener)
+        self._opener.is_active = True
 
     def uninstall(self) -> None:
         """Make opens in this process fast again. Idempotent.
@@ -137,13 +169,12 @@ class SlowStore(contextlib.AbstractContextManager):
         If something was installed on top meanwhile, it stays, and the opener below it becomes a
         plain passage.
         """
-        opener = _openers.get(self._state)
-        if opener is None:
+        if self._opener is None:
             return
-        opener.is_active = False
-        if all(found is opener for found in (builtins.open, io.open)):
-            _replace_open(opener.below)
-            del _openers[self._state]
+        self._opener.is_active = False
+        if all(found is self._opener for found in (builtins.open, io.open)):
+            _replace_open(self._opener.below)
+            self._opener = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[SlowStore]:
@@ -166,8 +197,15 @@ class SlowStore(contextlib.AbstractContextManager):
 
     def wait_for(self, path: str, size_bytes: int) -> None:
         """Log one open of a path below the root, and block until the whole file could be there."""
-        transfer_seconds = size_bytes / self.bytes_per_second
-        ready = ledger.add(self._state, path, size_bytes, self.open_seconds, transfer_seconds)
+        with self._locked():
+            begin = (self.opens - 1) * _RECORD_BYTES
+            last = os.pread(self._fd, _HEAD.size, begin) if begin >= 0 else b""
+            busy_until = _HEAD.unpack(last)[0] if last else 0.0
+            ready = max(time.monotonic() + self.open_seconds, busy_until)
+            ready += size_bytes / self.bytes_per_second
+            name = os.fsencode(path)[-_PATH_BYTES:]
+            head = _HEAD.pack(ready, size_bytes, os.getpid(), len(name))
+            os.write(self._fd, (head + name).ljust(_RECORD_BYTES, b"\0"))
         left = ready - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -177,16 +215,22 @@ class SlowStore(contextlib.AbstractContextManager):
     @property
     def opens(self) -> int:
         """Successful opens for reading by all processes."""
-        return ledger.count(self._state)
+        return os.fstat(self._fd).st_size // _RECORD_BYTES
 
     @property
     def bytes_read(self) -> int:
         """Bytes that crossed the store: whole files."""
         return sum(record.size_bytes for record in self.records())
 
-    def records(self) -> list[ledger.OpenRecord]:
+    def records(self) -> list[OpenRecord]:
         """Return every open, oldest first."""
-        return ledger.records(self._state)
+        data = os.pread(self._fd, self.opens * _RECORD_BYTES, 0)
+        return [
+            OpenRecord(ready, size, pid, os.fsdecode(name[:length]))
+            for ready, size, pid, length, name in struct.iter_unpack(
+                f"{_HEAD.format}{_PATH_BYTES}s", data
+            )
+        ]
 
     def opens_by_path(self) -> Counter[str]:
         """Return how often each file was opened; keys are relative to the root."""
@@ -198,17 +242,41 @@ class SlowStore(contextlib.AbstractContextManager):
 
     def reset(self) -> None:
         """Forget all counts, for all processes, and make the store idle."""
-        ledger.clear(self._state)
+        with self._locked():
+            os.ftruncate(self._fd, 0)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Exclude the other threads, then the other processes. A killed holder lets go."""
+        with _lock:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Uninstall in this process and, of the original, forget the state. Idempotent."""
+        """Uninstall in this process, in which it is not to be used any more. Idempotent."""
         self.uninstall()
-        if release := getattr(self, "_release", None):
-            release()
+        _stores.pop(self._log, None)
+        self._release()
 
     def __exit__(self, *_exc_info: object) -> None:
         """Close the store, which :meth:`__enter__` did not install."""
         self.close()
+
+
+def _unpickled(kind: type[SlowStore], *arguments: object) -> SlowStore:
+    with _lock:
+        return _stores.get(arguments[-1]) or kind(*arguments)
+
+
+def _renew_lock_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that is gone may have held the old one
+
+
+os.register_at_fork(after_in_child=_renew_lock_after_fork)
 
 
 def _replace_open(opener: Callable[..., IO]) -> None:

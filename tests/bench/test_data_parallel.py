@@ -14,7 +14,7 @@ from bench.claims.data_parallel import summary as training
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.turns import take_turns
-from bench.slow.ledger import OpenRecord
+from bench.slow.store import OpenRecord
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
 
 N_IMAGES = 48
@@ -57,9 +57,9 @@ def test_ranks_of_a_node_read_each_file_once_and_train_on_the_same(result: dict)
         for epoch, stock_epoch in zip(one, other, strict=True):
             assert epoch["n_images"] == stock_epoch["n_images"] == N_IMAGES // 2
             assert epoch["loss"] == pytest.approx(stock_epoch["loss"], rel=1e-4)
-            assert epoch["staged_share"] == 1
+            assert epoch["opens_source"] == 0 < epoch["opens_staged"]
             assert 0 < epoch["wait_seconds"] < epoch["end"] - epoch["start"]
-    for summary in overlap["summary"] + slow["summary"]:
+    for summary in [*training.summarize(overlap["runs"]), *training.summarize(slow["runs"])]:
         assert summary["wait_share"] <= summary["worst_wait_share"] < 1
 
 
@@ -104,8 +104,8 @@ def test_in_a_job_of_the_users_all_ranks_do_all_runs(tmp_path: Path, image_folde
     found = measured(tmp_path, image_folder, *words, launcher=launcher)
     sizes = [(point["n_nodes"], point["n_ranks"], point["loader"]) for point in found["points"]]
     assert sizes == [(1, 2, "overlap"), (1, 2, "local"), (1, 2, "synthetic")]
-    (node,) = found["points"][0]["runs"][0]["reads"]
-    assert sum(node["epoch_opens"]) == N_IMAGES  # by what the ranks themselves count
+    epochs = [epoch for rank in epochs_of(found["points"][0]) for epoch in rank]
+    assert sum(epoch["files_staged"] for epoch in epochs) == N_IMAGES
     assert [row[0] for row in training.cost_rows(found)[1:]] == ["1 x 2"]
 
 
@@ -127,18 +127,16 @@ def test_runs_go_there_and_back() -> None:
 
 
 EPOCH = {
-    "start": 0.0, "end": 10.0, "wait_seconds": 4.0, "n_images": 16, "staged_share": 1.0,
-    "files_staged": 4, "bytes_staged": 800, "loss": 2.0, "trainer_cpu_seconds": 1.0,
+    "start": 0.0, "end": 10.0, "wait_seconds": 4.0, "n_images": 16, "trainer_cpu_seconds": 1.0,
     "workers_cpu_seconds": 2.0,
 }  # fmt: skip
 
 
 def rank_of(number: int, node: str, pids: list[int], seconds: float = 10.0) -> dict:
     """Return what a rank of two epochs reports."""
-    first = {**EPOCH, "end": seconds}
-    second = {**EPOCH, "start": seconds, "end": 2 * seconds, "wait_seconds": 1.0}
-    facts = {"rank": number, "node": node, "start_seconds": 1.0}
-    return {**facts, "epochs": [first, second], "pids": pids}
+    first = {**EPOCH, "end": seconds, "pids": pids}
+    second = {**first, "start": seconds, "end": 2 * seconds, "wait_seconds": 1.0}
+    return {"rank": number, "node": node, "start_seconds": 1.0, "epochs": [first, second]}
 
 
 def test_what_is_read_counts_for_the_node_and_the_epoch() -> None:

@@ -10,7 +10,7 @@ import pytest
 from bench.claims import epoch_times, misses_measured
 from bench.harness import claim
 from bench.loaders.run import run_in_new_process
-from bench.loaders.sources import Sources
+from bench.loaders.sources import capacity_of
 from bench.loaders.spec import RunSpec
 from tests.bench.mounts import needs_fuse
 
@@ -44,13 +44,13 @@ def test_a_run_tells_what_each_epoch_read_from_the_store(
     n_fewest: float,
     n_most: float,
 ) -> None:
-    place = str(image_folder)
-    sources = Sources(place, place, str(image_folder / "list.txt"), tmp_path, "")
-    capacity = sources.capacity_of(fraction, N_FILES)
+    spec = RunSpec("overlap", str(image_folder / "list.txt"), N_FILES, str(image_folder), "")
+    capacity = fraction and capacity_of(spec, fraction)
     others = {"loader": loader, "capacity": capacity, "is_decoding": loader == "slow"}
     found = epochs_of(image_folder, tmp_path, **others)
     assert found["cpu"]["prefetcher" if loader == "overlap" else "reader"]["seconds"] > 0
-    seconds, opens, sizes = zip(*(epoch.values() for epoch in found["epochs"]), strict=True)
+    names = ("seconds", "opens", "bytes")
+    seconds, opens, sizes = ([epoch[name] for epoch in found["epochs"]] for name in names)
     assert len(seconds) == 2
     assert min(seconds) > 0
     assert n_fewest <= sum(opens) <= n_most
@@ -77,8 +77,7 @@ def test_epochs_are_summed_up_one_by_one_and_drawn(tmp_path: Path) -> None:
         {"epochs": [epoch(7.0, 10, 2e6), epoch(3.0, 2, 4e5)]},
         {"epochs": [epoch(8.0, 11, 2e6), epoch(2.0, 1, 2e5)]},
     ]
-    summary = epoch_times.summarize(runs)
-    points = [{"loader": loader, "summary": summary} for loader in epoch_times.MEANINGS]
+    points = [{"loader": loader, "runs": runs} for loader in epoch_times.MEANINGS]
     assert epoch_times.rows({"points": points})[1:3] == [
         ["capacity", "1", "8.00", "[7.00, 9.00]", "10", "2.0"],
         ["capacity", "2", "2.00", "[1.00, 3.00]", "1", "0.2"],

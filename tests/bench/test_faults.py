@@ -21,7 +21,7 @@ def test_every_kind_of_worker_is_hit_and_no_mini_batch_differs(tmp_path, capsys)
     for hit in result["hits"]:
         assert 0 < hit["notice_seconds"] < 60
         assert hit["recover_seconds"] > 0
-    assert "supervisor  SIGSTOP" in capsys.readouterr().out
+    assert "supervisor   SIGSTOP" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ending", ["finalize", "kill"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from bench.claims import in_memory
@@ -16,7 +14,7 @@ from bench.photographs import make_photographs
 @pytest.mark.parametrize("loader", ["overlap", "multiprocess", "control"])
 def test_the_cost_of_a_loader_is_measured_and_its_examples_are_right(loader):
     request = {"loader": loader, "examples": 8, "batch_size": 4, "readers": 2}
-    request |= {"n_prefetch": 1, "batches": 5, "compute_ms": 0.0}
+    request |= {"batches": 5, "compute_ms": 0.0}
     answer = isolated.call(in_memory.take, request)
     assert answer["is_same"]
     assert answer["batch_ms"] > 0
@@ -30,7 +28,7 @@ def test_the_memory_of_every_kind_of_process_is_measured_over_a_list_of_any_leng
     made = make_photographs(tmp_path / "images", 4)
     pairs, root, staging = str(made.root / "pairs.txt"), str(made.root), str(tmp_path / "staging")
     spec = RunSpec(loader, pairs, 100, root, staging, order="own", n_batches=3, n_readers=3)
-    found = run_in_new_process(dataclasses.replace(spec, measures_memory=True))["private_bytes"]
+    found = run_in_new_process(spec)["private_bytes"]
     assert {"reader", "trainer"} <= set(found)
     assert 1 <= len(found["reader"]) <= 3
     assert min(min(sizes) for sizes in found.values()) > 0

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("chainer")
 from bench.loaders import report
-from bench.loaders.sources import MountOptions
+from bench.loaders.sources import MountOptions, run_points
 
 
 def measured(image_folder: Path, tmp_path: Path, most_seconds: float) -> dict:
@@ -16,7 +16,7 @@ def measured(image_folder: Path, tmp_path: Path, most_seconds: float) -> dict:
     options.most_seconds = most_seconds
     points = [{"loader": "unknown", "name": "broken"}, {"loader": "floor"}]
     usual = {"n_batches": 2, "batch_size": 4}
-    return report.measure_points(options, tmp_path, points, 8, **usual)
+    return run_points(options, tmp_path, points, 8, **usual)
 
 
 def test_a_loader_that_fails_is_named_and_the_others_are_measured(

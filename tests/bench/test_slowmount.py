@@ -143,12 +143,11 @@ def test_it_does_not_outlive_a_process_that_was_killed(source, tmp_path):
         assert not os.path.ismount(tmp_path / "mount")
 
 
-@pytest.mark.parametrize("missing", ["cc", "pkg-config"])
-def test_what_is_missing_for_building_is_named_with_what_to_install(missing, monkeypatch):
+def test_what_is_missing_for_building_is_named_with_what_to_install(monkeypatch):
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/fuse" or exists(path))
-    monkeypatch.setattr(slowmount.shutil, "which", lambda name: None if name == missing else name)
-    with pytest.raises(MountUnavailableError, match=rf"no {missing}.*apt install.*emulated"):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MountUnavailableError, match=r"pkg-config.*apt install.*emulated"):
         slowmount.build()
 
 

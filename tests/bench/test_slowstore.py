@@ -229,21 +229,6 @@ def test_a_redirection_installed_on_top_is_fast(root, make_store, tmp_path, monk
         monkeypatch.undo()
 
 
-def test_a_redirection_installed_below_is_fast(root, make_store, tmp_path, monkeypatch):
-    staged = tmp_path / "staged.bin"
-    staged.write_bytes(b"staged")
-    store = make_store()
-    redirect = redirection(builtins.open, str(root / "1.bin"), str(staged))
-    monkeypatch.setattr(builtins, "open", redirect)
-    monkeypatch.setattr(io, "open", redirect)
-    with store.installed():
-        with open(str(root / "1.bin"), "rb") as file:
-            assert file.read() == b"staged"
-        assert store.opens == 0
-        read_all([str(root / "2.bin")])
-        assert store.opens == 1
-
-
 def redirection(below, source: str, staged: str):
     def redirect(file, *args, **kwargs):
         return below(staged if file == source else file, *args, **kwargs)

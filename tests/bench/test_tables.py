@@ -53,7 +53,7 @@ def test_an_unknown_benchmark_is_refused_with_those_that_there_are():
 
 def test_the_list_names_every_experiment_and_how_long_it_takes(capsys):
     assert main(["--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()[2:]
+    lines = capsys.readouterr().out.splitlines()[1:]
     names = [(line.split()[0], float(line.split()[1])) for line in lines]
     assert names == [(each.name, each.minutes) for each in plan.EXPERIMENTS]
 

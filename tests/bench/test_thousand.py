@@ -11,7 +11,7 @@ import pytest
 from bench.claims import thousand
 from bench.harness import claim
 from bench.harness.files import read_pairs
-from bench.loaders.checks import verify
+from bench.loaders.checks import verified
 from bench.loaders.floor import run_floor
 from bench.loaders.report import ratio
 from bench.loaders.run import run_in_new_process
@@ -73,7 +73,7 @@ def test_a_wrong_mini_batch_is_found_in_a_run_longer_than_the_floor():
         {"loader": "slow", "runs": [{"fingerprints": [1, 5]}]},
         {"loader": "floor", "runs": [{"fingerprints": [1, 2]}]},
     ]
-    assert verify(points) == {
+    assert verified(points)["verified"] == {
         "batches": 7,
         "different": {"overlap, run 1": [2], "slow, run 0": [1]},
     }

@@ -26,22 +26,16 @@ order. The runs are interleaved. ``python -m bench figures --together`` draws se
 from __future__ import annotations
 
 import os
-import pickle
-import shutil
-import tempfile
-from collections.abc import Callable
-from functools import partial
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 from bench.claims.data_parallel import summary
-from bench.harness import isolated
-from bench.harness.files import read_files, read_pairs
-from bench.harness.launching import YIELDS, launch
+from bench.harness.files import read_files
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, MountOptions, Sources, facts_of, prepare, spec_of
-from bench.slow import SlowStore, Store, slow_store
-from bench.slow.ledger import OpenRecord
+from bench.loaders.ranks import run_rank, run_ranks
+from bench.loaders.sources import EpochOptions, prepare
 
 MODELS = ("data", "waits", "resnet50")
 
@@ -74,41 +68,24 @@ class Options(EpochOptions):
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
-def places_of(sources: Sources, staging: str, store: Store) -> dict:
-    """Return where the files are, and below what each node has a staging directory of its own.
+def train_rank(request: dict) -> dict | None:
+    """Be one rank, which trains the model that is asked for."""
+    import overlapiter.mpi
+    from overlapiter.node import this_node
 
-    The ``store`` is pickled: None where it is given.
-    """
-    root = store.root if store else sources.slow
-    places = {"pairs": sources.pairs, "local_root": sources.local, "staging": staging, "root": root}
-    return {**places, "store": pickle.dumps(store).hex()}
+    comm = overlapiter.mpi.create_communicator(request["communicator"])
+    from bench.claims.data_parallel.models import training_step
 
-
-def run_ranks(
-    options: MountOptions, sources: Sources, function: Callable, asked: dict, job: Callable,
-    **environment: str,
-) -> tuple[list[dict], list[OpenRecord] | None]:  # fmt: skip
-    """Run the ranks of a job over a slow store of its own.
-
-    Returns:
-        What each rank reports, and each open of the store if it is emulated.
-    """
-    staging = tempfile.mkdtemp(prefix="staging-", dir=sources.scratch)
-    spec = spec_of(options, sources, "overlap")
-    with slow_store(spec, spec.mount) as store:
-        request = {**places_of(sources, staging, store), **asked}
-        ranks = isolated.call(function, request, job, **YIELDS, **environment)["ranks"]
-        opens = store.records() if isinstance(store, SlowStore) else None
-    if options.source:  # a data set is large, and there may be room for one copy alone
-        shutil.rmtree(staging, ignore_errors=True)
-    return ranks, opens
+    device = -1 if request["communicator"] == "naive" else this_node().local_rank
+    step = training_step(request["model"], request["spec"]["seed"], comm, device)
+    return run_rank(request, comm, step, device=device)
 
 
 def measure(options: Options, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
-    from bench.claims.data_parallel.rank import Job, train_rank
-
-    job = Job(options, scratch) if options.in_job else None
+    rank = 0
+    if options.in_job:
+        rank, scratch = _join(options, scratch)
     n_cores = len(os.sched_getaffinity(0))
     points = [
         {"n_nodes": n_nodes, "n_ranks": n_ranks, "loader": loader,
@@ -116,30 +93,41 @@ def measure(options: Options, scratch: Path) -> dict | None:
         for n_nodes in options.nodes for n_ranks in options.ranks for loader in options.loaders
     ]  # fmt: skip
     n_most = options.examples_of(max(options.nodes) * max(options.ranks))
-    sources = prepare(options, job.folder if job else scratch, n_most)
-    paths = [path for path, _ in read_pairs(sources.pairs, n_most)]
+    base, facts = prepare(options, scratch, n_most)
 
     def run(point: dict) -> dict:
         n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
-        asked = picked(options, ("model", "batch_size", "order", "seed", "communicator"))
-        asked |= {**point, "runs": None, "n_epochs": options.epochs}
-        asked["n_examples"] = options.examples_of(n_nodes * n_ranks)
-        if job:
-            ranks, opens = job.run(sources, asked), None
-        else:
-            if not options.source:
-                read_files(paths, sources.slow)
-            launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
-            ranks, opens = run_ranks(options, sources, train_rank, asked, launcher, **threads)
+        spec = replace(
+            base, n_examples=options.examples_of(n_nodes * n_ranks), n_epochs=options.epochs,
+            order=options.order, loader=point["loader"], n_readers=point["n_readers"],
+        )  # fmt: skip
+        if not options.source:
+            read_files(spec.paths(), spec.root)
+        asked = picked(options, ("model", "communicator"))
+        size, n_threads = (n_ranks * (not options.in_job), n_nodes), n_cores // (n_nodes * n_ranks)
+        threads = {"OMP_NUM_THREADS": str(max(1, n_threads))}
+        ranks, opens = run_ranks(spec, train_rank, asked, *size, **threads)
         return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
-    if job and job.comm.rank > 0:
-        return None
-    for point in points:
-        point["summary"] = summary.summarize(point["runs"])
-    return {**facts_of(options, sources), "points": points}
+    return {**facts, "points": points} if rank == 0 else None
+
+
+def _join(options: Options, scratch: Path) -> tuple[int, Path]:
+    """Take sizes from the job of which this process is a rank.
+
+    Returns:
+        The rank, and the folder of the first rank on this node, for all ranks there.
+    """
+    import overlapiter.mpi
+    from overlapiter.node import this_node
+
+    warnings.simplefilter("ignore")  # of Chainer about its dependencies
+    comm, node = overlapiter.mpi.create_communicator(options.communicator), this_node()
+    folders = comm.mpi_comm.allgather((node.name, scratch))
+    options.nodes, options.ranks = [node.count], [node.local_size]
+    options.readers = options.readers or node.cores
+    return comm.rank, next(folder for name, folder in folders if name == node.name)
 
 
 TABLES = summary.TABLES

@@ -1,15 +1,19 @@
-"""Networks that take more or less time than their data.
+"""Networks that take more or less time than their data, and what trains them on several ranks.
 
-Each maps images of shape ``(batch_size, 3, height, width)``, float32, at least 224 pixels high and
-wide, to scores of shape ``(batch_size, 1000)``.
+Each network maps images of shape ``(batch_size, 3, height, width)``, float32, at least 224 pixels
+high and wide, to scores of shape ``(batch_size, 1000)``.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import chainer
 import chainer.links as L
+import chainermn
+import numpy as np
 
 N_CLASSES = 1000
 WAIT_SECONDS = 0.07
@@ -41,3 +45,21 @@ def resnet50() -> chainer.Link:
 
 
 MODELS = {"data": data, "waits": waits, "resnet50": resnet50}
+
+
+def training_step(name: str, seed: int, comm: Any, device: int) -> Callable[[Any, list], float]:
+    """Return what trains a model on a mini-batch of a loader and returns the loss."""
+    np.random.seed(seed)  # the weights are drawn from it
+    model = chainer.links.Classifier(MODELS[name]())
+    model.compute_accuracy = False
+    if device >= 0:
+        chainer.backends.cuda.get_device_from_id(device).use()
+        model.to_gpu()
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1e-3), comm)
+    optimizer.setup(model)
+
+    def step(loader: Any, batch: list) -> float:
+        optimizer.update(model, *loader.concat(batch, device))
+        return float(model.loss.array)
+
+    return step

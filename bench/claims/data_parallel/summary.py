@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
+import numpy as np
+
 from bench.harness.tables import interval, spread, table
-from bench.slow.ledger import OpenRecord
+from bench.slow.store import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
 LOADERS = {
@@ -22,51 +24,40 @@ LOADERS = {
 MOST_COST = 0.01
 
 
-def reads_by_node(
-    ranks: Sequence[dict], records: Sequence[OpenRecord] | None = None
-) -> list[dict] | None:
+def reads_by_node(ranks: Sequence[dict], records: Sequence[OpenRecord]) -> list[dict]:
     """Return what each node read, in the order of their first ranks.
 
     Returns:
         Dicts of ``node``; ``epoch_opens`` and ``epoch_bytes``, lists over epochs and, as the last
         entry, what was read ahead beyond them; ``files``, how many different ones; and
-        ``most_opens``, of any one file. Without records, what the ranks say that they have staged
-        in each epoch, and None if they say nothing.
+        ``most_opens``, of any one file. None of a store that is not emulated.
 
     Raises:
         ValueError: An open was by no process of any rank.
     """
     by_node: dict[str, list[dict]] = {}
-    for rank in ranks:
+    for rank in ranks if records else ():
         by_node.setdefault(rank["node"], []).append(rank)
-    if records is None:
-        is_known = ranks[0]["epochs"][0]["files_staged"] is not None
-        return [_staged(node, its) for node, its in by_node.items()] if is_known else None
-    if strangers := {r.pid for r in records} - {pid for rank in ranks for pid in rank["pids"]}:
+    pids = {node: _pids(its) for node, its in by_node.items()}
+    if strangers := {record.pid for record in records}.difference(*pids.values()):
         raise ValueError(f"processes {sorted(strangers)}, which read files, are of no rank")
-    return [_read(node, its, records) for node, its in by_node.items()]
+    found = []
+    for node, its in by_node.items():
+        mine = [record for record in records if record.pid in pids[node]]
+        by_epoch = zip(*(rank["epochs"] for rank in its), strict=True)
+        ends = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
+        epochs = np.searchsorted(ends, [record.ready_seconds for record in mine])
+        opens, sizes = np.bincount(epochs, minlength=len(ends) + 1), [r.size_bytes for r in mine]
+        n_bytes = np.bincount(epochs, sizes, len(ends) + 1).astype(int)
+        reads = {"node": node, "epoch_opens": opens.tolist(), "epoch_bytes": n_bytes.tolist()}
+        by_path = Counter(record.path for record in mine)
+        reads |= {"files": len(by_path), "most_opens": max(by_path.values(), default=0)}
+        found.append(reads)
+    return found
 
 
-def _staged(node: str, ranks: list[dict]) -> dict:
-    by_epoch = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
-    opens = [sum(epoch["files_staged"] for epoch in epochs) for epochs in by_epoch]
-    sizes = [sum(epoch["bytes_staged"] for epoch in epochs) for epochs in by_epoch]
-    reads = {"node": node, "epoch_opens": opens, "epoch_bytes": sizes}
-    return {**reads, "files": None, "most_opens": None}
-
-
-def _read(node: str, ranks: list[dict], records: Sequence[OpenRecord]) -> dict:
-    by_epoch = zip(*(rank["epochs"] for rank in ranks), strict=True)
-    ends = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
-    opens, sizes, by_path = [0] * (len(ends) + 1), [0] * (len(ends) + 1), Counter[str]()
-    for record in records:
-        if any(record.pid in rank["pids"] for rank in ranks):
-            epoch = sum(record.ready_seconds > end for end in ends)
-            opens[epoch] += 1
-            sizes[epoch] += record.size_bytes
-            by_path[record.path] += 1
-    reads = {"node": node, "epoch_opens": opens, "epoch_bytes": sizes, "files": len(by_path)}
-    return {**reads, "most_opens": max(by_path.values(), default=0)}
+def _pids(ranks: list[dict]) -> set[int]:
+    return {pid for rank in ranks for epoch in rank["epochs"] for pid in epoch["pids"]}
 
 
 def seconds_of(epoch: dict) -> float:
@@ -143,14 +134,14 @@ def cost_rows(result: dict) -> list[list[str]]:
 def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:
     """Return all sizes, and the epochs of each loader and size."""
     points = result["points"]
-    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): p["summary"] for p in points}
+    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): summarize(p["runs"]) for p in points}
     return sorted({key[1:] for key in found}), found
 
 
 def training_rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, with seconds and share of waiting of each epoch and size."""
     sizes, found = _by_size(result)
-    numbers = range(len(result["points"][0]["summary"]))
+    numbers = range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
     rows = [["seconds of an epoch (waiting)"]]
     rows[0] += [f"{words_of(*size)}, epoch {number + 1}" for size in sizes for number in numbers]
     for loader in [name for name in LOADERS if any(key[0] == name for key in found)]:
@@ -196,7 +187,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
             ]
             for loader in loaders
         }
-        for number in range(len(result["points"][0]["summary"]))
+        for number in range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
     }
     readers = " or ".join(map(str, sorted({point["n_readers"] for point in result["points"]})))
     lines = [

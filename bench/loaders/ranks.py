@@ -1,0 +1,140 @@
+"""One run of a loader in each rank of a job, which all read one slow store.
+
+The ranks are started by ``mpiexec``, and groups of them are nodes, each with a staging directory of
+its own; or they are those of a job of the user's, in which this process is one. The order of the
+examples is scattered anew over all ranks in each epoch ("global"), is so without that a rank knows
+what the others read ("apart"), or is that of a fixed shard for each rank ("shards").
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import overlapiter
+from bench.harness import isolated
+from bench.harness.files import copy_files
+from bench.harness.launching import YIELDS, launch
+from bench.loaders.adapters import ADAPTERS, Part, Synthetic
+from bench.loaders.run import data_of, drive
+from bench.loaders.spec import RunSpec
+from bench.slow import SlowStore, slow_store
+from bench.slow.store import OpenRecord
+from overlapiter.node import this_node
+from overlapiter.scatter import ScatteredOrder
+
+_numbers = itertools.count()
+
+
+def run_ranks(
+    spec: RunSpec,
+    function: Callable[..., dict | None],
+    request: dict,
+    n_ranks: int,
+    n_nodes: int = 1,
+    **environment: str,
+) -> tuple[list[dict], list[OpenRecord]]:
+    """Run the ranks of a job over a slow store of its own.
+
+    Args:
+        spec: What to run.
+        function: What each rank calls with its request, see :func:`run_rank`.
+        request: What the function is told besides.
+        n_ranks: On each node; 0 if this process is a rank of a job of the user's.
+        n_nodes: Nodes, which are groups of ranks.
+        environment: Variables of the ranks.
+
+    Returns:
+        What each rank reports, which only the first one of a job of the user's gets, and each open
+        of the store if it is emulated.
+    """
+    staging = Path(spec.staging).with_name(f"staging-{next(_numbers)}")
+    spec = replace(spec, staging=str(staging))
+    with slow_store(spec) as store:
+        told = {**request, "spec": asdict(spec), "store": pickle.dumps(store).hex()}
+        if n_ranks:
+            launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
+            found = isolated.call(function, told, launcher, **YIELDS, **environment)
+        else:
+            found = function(told) or {"ranks": []}
+        records = store.records() if isinstance(store, SlowStore) else []
+    if spec.local_root:  # a data set is large, and there may be room for one copy alone
+        shutil.rmtree(staging, ignore_errors=True)
+    return found["ranks"], records
+
+
+def run_rank(
+    request: dict,
+    comm: Any,
+    train: Callable[[Any, list], float],
+    more: Callable[[], dict] = dict,
+    device: int = -1,
+) -> dict | None:
+    """Be one rank; all ranks call it at the same time, and the first one gets the result.
+
+    The clock runs from before the loader is made until the last mini-batch has been trained on;
+    Python's forkserver is running by then, since it is started before MPI.
+
+    Args:
+        request: See :func:`run_ranks`.
+        comm: ChainerMN's communicator.
+        train: Trains on a mini-batch of a loader and returns the loss.
+        more: What to report besides, from before the workers end.
+        device: On which prepared mini-batches are.
+
+    Returns:
+        ``ranks``, what each reports: ``rank``; ``node``, its name; ``start_seconds`` until the
+        first mini-batch was there; and ``epochs``, as of :func:`bench.loaders.spec.result_of_run`.
+    """
+    store, node = pickle.loads(bytes.fromhex(request["store"])), this_node()
+    spec = RunSpec(**request["spec"])
+    spec = replace(spec, staging=os.path.join(spec.staging, node.name))
+    os.makedirs(spec.staging, exist_ok=True)
+    if spec.is_local and node.local_rank == 0:
+        missing = [path for path in spec.paths() if not Path(spec.local, path).exists()]
+        copy_files(missing, spec.root, spec.local, n_streams=16)
+    comm.mpi_comm.Barrier()
+    spec, dataset, emulated = data_of(spec, store)
+    dataset, sampler = _scattered(spec, dataset, comm)
+    part = Part(comm, sampler)
+    if spec.loader == "synthetic":
+        prepared = Synthetic(spec, dataset, part, device)
+    comm.mpi_comm.Barrier()
+
+    def open_loader() -> Any:
+        if spec.loader == "synthetic":
+            return prepared
+        return ADAPTERS[spec.loader](spec, dataset, emulated, part)
+
+    def facts() -> dict:
+        found = more()
+        comm.mpi_comm.Barrier()  # before a rank ends processes, which takes time of the others
+        return {"more": found}
+
+    found = drive(spec, open_loader, store, train=train, at_end=facts)
+    told = {"rank": comm.rank, "node": node.name, "start_seconds": found["first_batch_seconds"]}
+    # All: no rank goes on, and removes what is staged, before the others have ended theirs.
+    ranks = comm.mpi_comm.allgather({**told, "epochs": found["epochs"], **found["more"]})
+    return {"ranks": ranks} if comm.rank == 0 else None
+
+
+def _scattered(spec: RunSpec, dataset: Any, comm: Any) -> tuple[Any, Any]:
+    """Return the examples of a rank and what draws their order; all ranks call it."""
+    if spec.order == "apart":
+        return dataset, ScatteredOrder(comm.rank, comm.size, spec.seed)
+    if spec.order == "global":
+        return dataset, overlapiter.scatter_order(comm, seed=spec.seed)
+    import chainermn
+    from chainer.iterators import ShuffleOrderSampler
+
+    shard = chainermn.scatter_dataset(dataset, comm, shuffle=True, seed=spec.seed)
+    return shard, ShuffleOrderSampler(np.random.RandomState([spec.seed, comm.rank]))
