@@ -53,10 +53,9 @@ class Room:
     def _count(self, n_files):
         self.n_gone += n_files
 
-    def for_task(self, *victims, n_files=1):
-        task = RoomForTask(self.evictor, [Victim(*victim) for victim in victims])
-        task.n_files = n_files
-        return task
+    def for_task(self, *victims):
+        own = [Victim(*victim)._replace(size_bytes=BLOCK_BYTES) for victim in victims]
+        return RoomForTask(self.evictor, own)
 
     def tiers(self):
         return [self.setting.tier_of(path) for path in self.paths]
@@ -91,9 +90,8 @@ def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(t
 @in_a_process
 def test_a_guess_that_is_wrong_takes_no_victim_s_place(tmp_path):
     room = Room(tmp_path, 1, 1)
-    task = room.for_task((0, 0), (1, 0, (), (), True), (2, 0, (), (), True), n_files=3)
-    assert task.make(0)
-    assert task.n_files == 2
+    task = room.for_task((1, 0, (), (), True), (2, 0, (), (), True), (0, 0))
+    assert task.make(0, BLOCK_BYTES)
     assert room.tiers() == [None]
 
 
@@ -165,7 +163,8 @@ def test_what_another_run_is_about_to_read_goes_last(tmp_path):
     setting = room.setting
     with another_run(setting.directories[0], setting.stores[0].source) as other:
         other.neighbours.want([other.key_of(path) for path in room.paths[:2]])
-        task = room.for_task((0, 0), (2, 0), (1, 0), n_files=3)
+        task = room.for_task((0, 0), (2, 0), (1, 0))
+        assert task.make(0, 3 * BLOCK_BYTES)
         assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
         assert room.tiers() == [0, 0, None]
         assert setting.outcomes(room.more[1], make_room=task.make) == [COPIED]
@@ -208,7 +207,7 @@ def test_a_tier_whose_capacity_was_larger_before_shrinks(tmp_path):
     room.setting.close()
     (store,) = room.setting.stores
     store.site = store._access._site = store.site._replace(capacity_bytes=2 * BLOCK_BYTES)
-    room.for_task(*((n, 0) for n in range(6)), n_files=1).shrink()
+    room.for_task(*((n, 0) for n in range(6))).shrink()
     store.close()
     assert store.total_bytes() <= 2 * BLOCK_BYTES
     assert room.n_gone == 4
