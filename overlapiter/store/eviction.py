@@ -76,14 +76,14 @@ class Eviction:
         self._is_offered = np.zeros(n_examples, bool)
         self._n_files = np.zeros(n_examples, np.int32)  # 0 until they are known
         self._bytes = np.zeros(n_examples, np.int64)
+        # The same memory, where one example is looked at: that takes a third of the time.
+        self._tier_of, self._bytes_of = self._tiers.data, self._bytes.data
+        self._was_handed_out, self._is_victim = self._handed_out.data, self._is_offered.data
+        self._use_of, self._more_of = self._next_use.position.data, self._elsewhere.data
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
         # By tier; of those that are not known, which are in the slowest one, if anywhere, apart.
         self._farthest = {state: _Farthest() for state in (*range(n_tiers), _UNKNOWN)}
-        # The same, to look at one example: that takes a third of the time.
-        self._tier_of, self._bytes_of = self._tiers.data, self._bytes.data
-        self._was_handed_out, self._is_victim = self._handed_out.data, self._is_offered.data
-        self._use_of, self._more_of = self._next_use.position.data, self._elsewhere.data
         self._paths: dict[int, tuple[str, ...]] = {}
         self._n_known = 0
         self._known_bytes = 0
@@ -312,10 +312,9 @@ class Eviction:
                 continue
             self._is_victim[index] = True
             own_bytes, paths = self._bytes_of[index], self._paths.get(index, ())
-            # The bytes of a file that several read count for one of them.
-            freed_bytes = 0 if is_guess else own_bytes
-            freed_bytes = freed_bytes or int(self.mean_bytes)
-            victims.append(Victim(index, tier, kept, paths, is_guess, freed_bytes))
+            # A guess has none, nor has an example whose files count for another that reads them.
+            size_bytes = own_bytes or int(self.mean_bytes)
+            victims.append(Victim(index, tier, kept, paths, is_guess, size_bytes))
             wanted_bytes -= max(int(guessed_bytes) if is_guess else own_bytes, 1)
         return victims, wanted_bytes
 
