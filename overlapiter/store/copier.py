@@ -8,6 +8,7 @@ copied in pieces.
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -26,8 +27,15 @@ from .store import Place, Store, Wanted
 #: What is read at once; smaller files are written together.
 CHUNK_BYTES = 256 << 10
 
+#: For so many files that are to be read room is made for one more: some are larger than the mean.
+_FILES_PER_SLACK = 8
+
 #: Of several reasons why a file is not staged the first one counts, for it may pass.
 _REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
+
+
+#: Ends that room is kept for a file.
+Release = Callable[[], None]
 
 
 def _release_nothing() -> None:
@@ -49,7 +57,7 @@ class Content(NamedTuple):
     checksum: int
     outcome: Outcome
     read_ns: int = 0
-    release: Callable[[], None] = _release_nothing
+    release: Release = _release_nothing
 
 
 class Opened(NamedTuple):
@@ -90,6 +98,8 @@ class Copier:
         self._health = health
         self._note_answer = note_answer
         self._mean_bytes = 0.0  # of what files take of the segments that they share
+        #: Held while room is made for files that are to be read: else others would take it.
+        self._making_room = threading.Lock()
 
     def expected_bytes(self, n_files: int) -> int:
         """Return what files may take of the segment that they share."""
@@ -98,13 +108,18 @@ class Copier:
     # --- reading ------------------------------------------------------------------------------
 
     def fetch(
-        self, file: Wanted, home: int, make_room: MakeRoom | None, opened: Opened | None = None
+        self,
+        file: Wanted,
+        home: int,
+        make_room: MakeRoom | None,
+        release: Release | None,
+        opened: Opened | None = None,
     ) -> Content | Copy | Staged:
         """Read a small source file, copy a large one, or say why that cannot be.
 
-        If it is ``opened`` already, it is large.
+        If it is ``opened`` already, it is large. Without ``release`` no room is kept for it yet.
         """
-        release = _release_nothing if opened else self.promise(home, make_room)
+        release = release or next(iter(self.promise(1, home, make_room)), None)
         if release is None:
             return Staged(Outcome.REFUSED)
         got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
@@ -154,9 +169,7 @@ class Copier:
             return None
         return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
 
-    def take(
-        self, read: BulkRead, file: Wanted, home: int, release: Callable[[], None]
-    ) -> Content | Staged:
+    def take(self, read: BulkRead, file: Wanted, home: int, release: Release) -> Content | Staged:
         """Take a small file that was read in bulk."""
         read_ns, data = read.ended_ns - read.began_ns, read.data
         self._note_answer("read slow store", file.path, read_ns, len(data or b""))
@@ -167,25 +180,48 @@ class Copier:
             return self._health.blame_source(home, read.failure())
         return Staged(Outcome.SOURCE_FAILED)
 
-    def promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:
-        """Keep room for an ordinary file, not to read it in vain; return what ends that."""
+    def promise(self, n_files: int, home: int, make_room: MakeRoom | None) -> list[Release]:
+        """Keep room for ordinary files, not to read them in vain.
+
+        Returns:
+            What ends that, for as many of them as there is room for.
+        """
         if make_room is None:
-            now_seconds = time.monotonic()
-            has_room = any(full.is_passable(now_seconds) for full in self._health.full[home:])
-            return _release_nothing if has_room else None
+            now_seconds, full = time.monotonic(), self._health.full[home:]
+            if not any(breaker.is_closed for breaker in full):  # after a pause, one is tried
+                n_files = int(any(breaker.is_passable(now_seconds) for breaker in full))
+            return [_release_nothing] * n_files
         size_bytes = int(self._mean_bytes)
         if not size_bytes:
-            return _release_nothing
+            return [_release_nothing] * n_files
+        promised: list[Release] = []
         try:
-            for tier, store in [*enumerate(self._stores)][home:]:
-                while (release := store.promise(size_bytes)) is None:
-                    if not store.can_ever_hold(size_bytes) or not make_room(tier, size_bytes):
-                        break
-                else:
-                    return release
+            with self._making_room:
+                for tier in range(home, len(self._stores)):
+                    self._promise(n_files, tier, size_bytes, make_room, promised)
         except (OSError, IndexBusyError):  # taking a place meets the same, and says it
-            return _release_nothing
-        return None
+            promised += [_release_nothing] * (n_files - len(promised))
+        return promised
+
+    def _promise(
+        self,
+        n_files: int,
+        tier: int,
+        size_bytes: int,
+        make_room: MakeRoom,
+        promised: list[Release],
+    ) -> None:
+        """Promise room in a tier until it is enough for all files, or no others may go."""
+        store, has_evicted = self._stores[tier], False
+        while n_left := n_files - len(promised):
+            promise = store.promise(size_bytes, n_left, has_evicted=has_evicted)
+            promised += [promise.release] * promise.n_files
+            if promise.n_files == n_left or not store.can_ever_hold(size_bytes):
+                return
+            slack_bytes = n_left // _FILES_PER_SLACK * size_bytes
+            if not make_room(tier, promise.missing_bytes + slack_bytes):
+                return
+            has_evicted = True
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -257,7 +293,7 @@ class Copier:
                 if not store.can_ever_hold(sizes[0]):
                     health.say_too_large(tier)
                     return _Reason(Staged(Outcome.TOO_LARGE), is_of_file=True)
-                if make_room is None or not make_room(tier, sizes[0]):
+                if make_room is None or not make_room(tier, sum(sizes)):
                     health.full[tier].failed(time.monotonic())
                     return _Reason(Staged(Outcome.REFUSED))
         except (OSError, IndexBusyError) as error:
@@ -326,7 +362,7 @@ class _Reason(NamedTuple):
 
 
 def _content_of(
-    file: Wanted, data: bytes, mtime_ns: int, read_ns: int, release: Callable[[], None]
+    file: Wanted, data: bytes, mtime_ns: int, read_ns: int, release: Release
 ) -> Content:
     """Return a small file that the source gave."""
     checksum = checksum_of(data, file.key, mtime_ns)

@@ -37,6 +37,7 @@ class Victim(NamedTuple):
         kept: Numbers of those of its files that another example needs sooner.
         paths: Its files, where the dataset does not declare them.
         is_guess: Whether this run has not looked it up, so it may not be there.
+        size_bytes: About what evicting it gives back.
     """
 
     example: int
@@ -44,6 +45,7 @@ class Victim(NamedTuple):
     kept: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
     is_guess: bool = False
+    size_bytes: int = 0
 
 
 class Eviction:
@@ -74,6 +76,10 @@ class Eviction:
         self._is_offered = np.zeros(n_examples, bool)
         self._n_files = np.zeros(n_examples, np.int32)  # 0 until they are known
         self._bytes = np.zeros(n_examples, np.int64)
+        # The same memory, where one example is looked at: that takes a third of the time.
+        self._tier_of, self._bytes_of = self._tiers.data, self._bytes.data
+        self._was_handed_out, self._is_victim = self._handed_out.data, self._is_offered.data
+        self._use_of, self._more_of = self._next_use.position.data, self._elsewhere.data
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
         # By tier; of those that are not known, which are in the slowest one, if anywhere, apart.
@@ -222,17 +228,17 @@ class Eviction:
 
     def move(self, index: int, tier: int) -> None:
         """Take note that the files of an example are in another tier than before."""
-        self._tiers[index] = tier
-        self._is_offered[index] = False
+        self._tier_of[index] = tier
+        self._is_victim[index] = False
         self._add(index)
 
     def note_absent(self, index: int) -> None:
         """Take note that no file of an example is staged."""
         self._is_missing[index] = True
-        if self._tiers[index] >= 0:
-            self.staged_bytes -= int(self._bytes[index])
-        self._tiers[index] = _ABSENT
-        self._is_offered[index] = False
+        if self._tier_of[index] >= 0:
+            self.staged_bytes -= self._bytes_of[index]
+        self._tier_of[index] = _ABSENT
+        self._is_victim[index] = False
 
     def note_evicted(self, victim: Victim, *, was_there: bool) -> list[int]:
         """Take note that a victim is gone, which may never have been staged.
@@ -240,9 +246,9 @@ class Eviction:
         Returns:
             The examples that have lost a file by it.
         """
-        if victim.is_guess and not was_there and not self._is_offered[victim.example]:
+        if victim.is_guess and not was_there and not self._is_victim[victim.example]:
             return []  # it was staged after it had been looked up
-        if self._tiers[victim.example] == _UNKNOWN:
+        if self._tier_of[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
         losers = [victim.example]
@@ -304,32 +310,35 @@ class Eviction:
             if kept and len(kept) == self._n_files[index]:
                 n_passed_over += 1  # until its next use
                 continue
-            self._is_offered[index] = True
-            victims.append(Victim(index, tier, kept, self._paths.get(index, ()), is_guess))
-            wanted_bytes -= max(int(guessed_bytes if is_guess else self._bytes[index]), 1)
+            self._is_victim[index] = True
+            own_bytes, paths = self._bytes_of[index], self._paths.get(index, ())
+            # A guess has none, nor has an example whose files count for another that reads them.
+            size_bytes = own_bytes or int(self.mean_bytes)
+            victims.append(Victim(index, tier, kept, paths, is_guess, size_bytes))
+            wanted_bytes -= max(int(guessed_bytes) if is_guess else own_bytes, 1)
         return victims, wanted_bytes
 
     def give_back(self, victims: Iterable[Victim]) -> None:
         """Take back victims that were not needed."""
         for victim in victims:
-            self._is_offered[victim.example] = False
+            self._is_victim[victim.example] = False
             self._add(victim.example)
 
     def _is_valid(self, index: int, position: int, state: int) -> bool:
-        return bool(
-            self._tiers[index] == state
+        return (
+            self._tier_of[index] == state
             and self._position(index) == position
-            and self._handed_out[index] < self._settled
-            and not self._is_offered[index]
+            and self._was_handed_out[index] < self._settled
+            and not self._is_victim[index]
         )
 
     def _position(self, index: int) -> int:
         """Return where an example is needed next, for the order of victims."""
-        return int(self._next_use.position[index] + self._elsewhere[index])
+        return self._use_of[index] + self._more_of[index]
 
     def _add(self, index: int) -> None:
-        state = int(self._tiers[index])
-        if self._has_begun and state != _ABSENT and self._handed_out[index] < self._settled:
+        state = self._tier_of[index]
+        if self._has_begun and state != _ABSENT and self._was_handed_out[index] < self._settled:
             self._farthest[state].add(index, self._position(index))
 
     def _sort(self) -> None:

@@ -49,6 +49,21 @@ class Place(NamedTuple):
     size: int
 
 
+class Promise(NamedTuple):
+    """That room is kept for small files.
+
+    Attributes:
+        n_files: For how many.
+        missing_bytes: What lacks for the others.
+        release: To be called once for each of them: before its place is asked for, or if that is
+            not needed.
+    """
+
+    n_files: int
+    missing_bytes: int
+    release: Callable[[], None]
+
+
 class OpenGeneration:
     """A generation that this process has open. Safe for threads.
 
@@ -90,6 +105,7 @@ class OpenGeneration:
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._promised_bytes = 0
+        self._is_full = False  # whether less was charged than was asked for, the last time
         self._is_left = self._was_gone = False
         self.limits = Limits(site, self.folder)
         self.block_bytes = self.limits.block_bytes
@@ -194,23 +210,30 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(self, size_bytes: int) -> Callable[[], None] | None:
-        """Keep room for a small file until what this returns is called; None if there is none."""
+    def promise(self, size_bytes: int, n_files: int, *, has_evicted: bool) -> Promise:
+        """Keep room for small files of one size, as far as there is any.
+
+        Where there was no room the last time, nothing is asked for unless something was evicted.
+        """
         charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
             self._require_open()
             segment = self._current(charged_bytes)
-            promised_bytes = self._promised_bytes + charged_bytes
-            missing_bytes = min(promised_bytes, segment.left_bytes) - segment.surplus_bytes
-            if missing_bytes > 0 and not self._reserve(segment, missing_bytes, missing_bytes):
-                return None
-            self._promised_bytes = promised_bytes
+            left_bytes = segment.left_bytes  # beyond it, another segment begins
+            wanted_bytes = self._promised_bytes + n_files * charged_bytes
+            missing_bytes = min(wanted_bytes, left_bytes) - segment.surplus_bytes
+            if missing_bytes > 0 and (has_evicted or not self._is_full):
+                self._reserve(segment, missing_bytes, min(charged_bytes, missing_bytes))
+            missing_bytes = max(0, min(wanted_bytes, left_bytes) - segment.surplus_bytes)
+            if missing_bytes:
+                n_files = max(0, self.spare_bytes // charged_bytes)
+            self._promised_bytes += n_files * charged_bytes
 
         def release() -> None:
             with self.lock:
                 self._promised_bytes -= charged_bytes
 
-        return release
+        return Promise(n_files, missing_bytes, release)
 
     def _require_open(self) -> None:
         if self._is_left:
@@ -310,7 +333,9 @@ class OpenGeneration:
 
     def _charge(self, cursor: Cursor, segment: Segment, size_bytes: int, least_bytes: int) -> int:
         owner = self.owner.number
-        return self.limits.charge(cursor, segment, owner, size_bytes, least_bytes)
+        charged_bytes = self.limits.charge(cursor, segment, owner, size_bytes, least_bytes)
+        self._is_full = charged_bytes < size_bytes
+        return charged_bytes
 
     def _extend(self, segment: Segment, size_bytes: int) -> bool:
         """Have the disk set aside what was charged; return whether it has room."""

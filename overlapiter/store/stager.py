@@ -20,7 +20,7 @@ from overlapiter.origins.bulk import Bulk, BulkRead
 from overlapiter.origins.origin import Origin, Original
 
 from .comparer import Comparer, Validation
-from .copier import Content, Copier, Copy, Opened
+from .copier import Content, Copier, Copy, Opened, Release
 from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once
 from .extents import Extent
 from .health import Health
@@ -31,8 +31,8 @@ from .part import Batch, Part
 from .store import Claim, Found, Store, Wanted
 from .waiting import Wait
 
-#: So many files are read in bulk together: 8 MiB at most.
-_BULK_FILES = 32
+#: For so many files room is made together, and they are read in bulk: 8 MiB at most.
+_AT_ONCE = 32
 #: Of a name that another node is asked for.
 _MOST_NAME_BYTES = 60_000
 
@@ -59,7 +59,7 @@ class _Reading(NamedTuple):
 
     part: Part
     file: Wanted
-    release: Callable[[], None]
+    release: Release
 
 
 class Stager:
@@ -297,10 +297,10 @@ class Stager:
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
         left = [file for file in mine if file not in meanwhile and not self._is_fetched(part, file)]
-        if bulk := self._bulk_for(part):
-            self._read_in_bulk(bulk, part, left)
-        else:
-            self._do([functools.partial(self._copy, part, file) for file in left])
+        jobs: list[Job] = []
+        for first in range(0, len(left), _AT_ONCE):
+            jobs += self._read(part, left[first : first + _AT_ONCE])
+        self._do(jobs)
         return {by_key[key]: owner for key, owner in claimed.others.items()}
 
     def _claimed(
@@ -368,27 +368,34 @@ class Stager:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def _copy(self, part: Part, file: Wanted, opened: Opened | None = None) -> None:
-        """Copy a claimed file from the source."""
+    def _read(self, part: Part, files: Sequence[Wanted]) -> list[Job]:
+        """Have claimed files read in bulk, as far as there is room, or return jobs that do."""
+        promised = self._copier.promise(len(files), part.home, part.make_room)
+        refused = files[len(promised) :]
+        readings = [_Reading(part, file, r) for file, r in zip(files, promised, strict=False)]
+        if refused:
+            self._end_copies(part, dict.fromkeys(refused, Staged(Outcome.REFUSED)), _at_once)
+        bulk = self._bulk_for(part)
+        if bulk is None:
+            return [functools.partial(self._copy, *reading) for reading in readings]
+        self._reading.update(dict.fromkeys(each.file.key for each in readings))
+        bulk.submit([(each, each.file.path) for each in readings])
+        return []
+
+    def _copy(
+        self,
+        part: Part,
+        file: Wanted,
+        release: Release | None = None,
+        opened: Opened | None = None,
+    ) -> None:
+        """Copy a claimed file from the source; without ``release`` no room is kept for it yet."""
         self._reading[file.key] = None
         try:
-            got = self._copier.fetch(file, part.home, part.make_room, opened)
+            got = self._copier.fetch(file, part.home, part.make_room, release, opened)
         finally:
             self._reading.pop(file.key, None)
         self._end_copy(part, file, got)
-
-    def _read_in_bulk(self, bulk: Bulk, part: Part, files: Sequence[Wanted]) -> None:
-        """Have claimed files read, as far as there is room for them."""
-        for start in range(0, len(files), _BULK_FILES):
-            reads = []
-            for file in files[start : start + _BULK_FILES]:
-                release = self._copier.promise(part.home, part.make_room)
-                if release is None:
-                    self._end_copy(part, file, Staged(Outcome.REFUSED))
-                else:
-                    self._reading[file.key] = None
-                    reads.append((_Reading(part, file, release), file.path))
-            bulk.submit(reads)
 
     def take_read(self, reads: Iterable[BulkRead]) -> None:
         """Take files that were read, and sources that were looked at, in bulk."""
@@ -404,9 +411,8 @@ class Stager:
                 got = self._copier.take(read, file, part.home, release)
                 taken.setdefault(part, {})[file] = got
             elif self._bulk is not None:
-                release()  # what it takes is known now
                 opened = Opened(self._bulk.lent(read, file.path), read.began_ns)
-                self._submit(functools.partial(self._copy, part, file, opened))
+                self._submit(functools.partial(self._copy, part, file, release, opened))
         for part, copied in taken.items():
             self._end_copies(part, copied, self._submit)
 

@@ -34,7 +34,7 @@ from .generation import clear, generation_of, segment_path
 from .index import Cursor, IndexBusyError
 from .localfiles import remove_left
 from .neighbours import Neighbours
-from .opened import OpenGeneration
+from .opened import OpenGeneration, Promise
 from .opened import Place as Place
 from .site import Run, Site
 from .tables import (
@@ -253,12 +253,16 @@ class Store:
         # In a generation that is not in use any more it is of no use, and publishing says so.
         return self._on(lambda opened: opened.places(sizes_bytes), look=False)
 
-    def promise(self, size_bytes: int) -> Callable[[], None] | None:
-        """Keep room for a small file; return what ends that, or None if there is none.
+    def promise(self, size_bytes: int, n_files: int, *, has_evicted: bool = True) -> Promise:
+        """Keep room for small files, as far as there is any.
 
-        It is to be called once: before the place is asked for, or if that is not needed.
+        Unless files were evicted since, nothing is asked for where there was no room the last time.
         """
-        return self._on(lambda opened: opened.promise(size_bytes), look=False)
+
+        def promise(opened: OpenGeneration) -> Promise:
+            return opened.promise(size_bytes, n_files, has_evicted=has_evicted)
+
+        return self._on(promise, look=False)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.

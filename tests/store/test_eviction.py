@@ -146,6 +146,16 @@ def test_a_file_that_several_examples_read_goes_with_the_one_that_needs_it_first
     assert kept == {0: (7,), 3: (), 2: (), 1: ()}
 
 
+def test_a_victim_says_what_it_gives_back_or_the_mean_where_that_is_not_known() -> None:
+    eviction = Eviction(4)
+    eviction.learn({0: np.array([0, 2, 1, 3])})
+    eviction.note(0, 0, [(1, 2 * FILE_BYTES)])
+    eviction.note(1, 0, [(2, 4 * FILE_BYTES)])
+    eviction.note(2, 0, [(2, 4 * FILE_BYTES)])  # which example 1 reads, too
+    sizes = {victim.example: victim.size_bytes for victim in eviction.offer(0, 1000)}
+    assert sizes == {0: 2 * FILE_BYTES, 2: 2 * FILE_BYTES, 3: 2 * FILE_BYTES}
+
+
 def test_an_example_all_of_whose_files_others_need_sooner_is_no_victim() -> None:
     eviction = Eviction(3)
     eviction.learn({0: None})

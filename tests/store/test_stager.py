@@ -310,7 +310,7 @@ def test_without_room_files_are_refused_until_room_is_made(tmp_path):
         return True
 
     assert setting.outcomes(*setting.paths[3:], make_room=make_room) == [COPIED] * 2
-    assert asked == [(0, BLOCK_BYTES)] * 2
+    assert asked == [(0, 2 * BLOCK_BYTES), (0, BLOCK_BYTES)]
     assert setting.outcomes(setting.paths[1], make_room=make_room) == [REFUSED]
     assert setting.n_blocks() == 3
     assert setting.said == []

@@ -10,6 +10,7 @@ import pytest
 
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import unpacked
+from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Outcome
 from overlapiter.workers.prefetcher import evictor as evictor_module
 from overlapiter.workers.prefetcher.evictor import Evictor, RoomForTask
@@ -53,10 +54,9 @@ class Room:
     def _count(self, n_files):
         self.n_gone += n_files
 
-    def for_task(self, *victims, n_files=1):
-        task = RoomForTask(self.evictor, [Victim(*victim) for victim in victims])
-        task.n_files = n_files
-        return task
+    def for_task(self, *victims):
+        own = [Victim(*victim)._replace(size_bytes=BLOCK_BYTES) for victim in victims]
+        return RoomForTask(self.evictor, own)
 
     def tiers(self):
         return [self.setting.tier_of(path) for path in self.paths]
@@ -76,6 +76,34 @@ def test_victims_make_room_the_first_of_them_first_and_no_more_than_are_needed(t
 
 
 @in_a_process
+def test_for_all_files_of_a_task_room_is_made_at_once(tmp_path, monkeypatch):
+    room = Room(tmp_path, 4, 4)
+    (store,) = room.setting.stores
+    evict, n_evicted = store.evict, []
+    monkeypatch.setattr(
+        store, "evict", lambda keys, **how: n_evicted.append(len(keys)) or evict(keys, **how)
+    )
+    task = room.for_task((3, 0), (2, 0), (1, 0), (0, 0))
+    assert room.setting.outcomes(*room.more, make_room=task.make) == [COPIED] * 2
+    assert n_evicted == [2]
+    assert room.tiers() == [0, 0, None, None]
+    assert store.total_bytes() == 4 * BLOCK_BYTES
+
+
+@in_a_process
+def test_room_that_is_kept_is_used_even_if_making_more_fails(tmp_path):
+    room = Room(tmp_path, 2, 3)
+    (store,) = room.setting.stores
+
+    def fail(_tier, _size_bytes):
+        raise IndexBusyError
+
+    answers = room.setting.stage(*room.more, make_room=fail)
+    assert [answer.outcome for answer in answers.values()] == [COPIED, Outcome.BUSY]
+    assert store._access._opened._promised_bytes == 0
+
+
+@in_a_process
 def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(tmp_path):
     room = Room(tmp_path, 2, 2)  # the examples 2 and 3 are not staged
     guesses = [(index, 0, (), (), True) for index in (2, 3, 1)]
@@ -91,9 +119,8 @@ def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(t
 @in_a_process
 def test_a_guess_that_is_wrong_takes_no_victim_s_place(tmp_path):
     room = Room(tmp_path, 1, 1)
-    task = room.for_task((0, 0), (1, 0, (), (), True), (2, 0, (), (), True), n_files=3)
-    assert task.make(0)
-    assert task.n_files == 2
+    task = room.for_task((1, 0, (), (), True), (2, 0, (), (), True), (0, 0))
+    assert task.make(0, BLOCK_BYTES)
     assert room.tiers() == [None]
 
 
@@ -165,7 +192,8 @@ def test_what_another_run_is_about_to_read_goes_last(tmp_path):
     setting = room.setting
     with another_run(setting.directories[0], setting.stores[0].source) as other:
         other.neighbours.want([other.key_of(path) for path in room.paths[:2]])
-        task = room.for_task((0, 0), (2, 0), (1, 0), n_files=3)
+        task = room.for_task((0, 0), (2, 0), (1, 0))
+        assert task.make(0, 3 * BLOCK_BYTES)
         assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
         assert room.tiers() == [0, 0, None]
         assert setting.outcomes(room.more[1], make_room=task.make) == [COPIED]
@@ -208,7 +236,7 @@ def test_a_tier_whose_capacity_was_larger_before_shrinks(tmp_path):
     room.setting.close()
     (store,) = room.setting.stores
     store.site = store._access._site = store.site._replace(capacity_bytes=2 * BLOCK_BYTES)
-    room.for_task(*((n, 0) for n in range(6)), n_files=1).shrink()
+    room.for_task(*((n, 0) for n in range(6))).shrink()
     store.close()
     assert store.total_bytes() <= 2 * BLOCK_BYTES
     assert room.n_gone == 4

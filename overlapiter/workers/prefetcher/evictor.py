@@ -1,8 +1,9 @@
-"""Making room for a task: the victims that the supervisor named are evicted, a few at a time."""
+"""Making room for a task: victims that the supervisor named are evicted, as many as it takes."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,8 +19,8 @@ from overlapiter.store.store import Wanted
 #: are gone, None if they were not there.
 Moved = dict[int, bytes | None]
 
-#: So many victims are evicted in one transaction.
-_AT_ONCE = 8
+#: So many files that no run uses are evicted in one transaction.
+_STRAYS_AT_ONCE = 8
 #: Files that were staged so lately may be meant for a job that has not begun.
 _YOUNG_SECONDS = 24 * 3600.0
 #: When to search again for files that no run uses if there were none, and for dead processes.
@@ -66,7 +67,7 @@ class Evictor:
         if time.monotonic() < self._next_search.get(search, 0.0):
             return False
         store = self.stores[tier]
-        keys = store.neighbours.strays(older_than_seconds=older_than_seconds, limit=_AT_ONCE)
+        keys = store.neighbours.strays(older_than_seconds=older_than_seconds, limit=_STRAYS_AT_ONCE)
         if not keys:
             self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
             return False
@@ -115,9 +116,6 @@ class RoomForTask:
 
     def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
         self._evictor = evictor
-        #: Files of the task that room was not made for yet: not many more are evicted at once,
-        #: since what is evicted too early is read again.
-        self.n_files = 1
         self._lock = threading.RLock()  # held while files are evicted: one thread at a time
         self._n_made = 0
         self._victims: dict[int, list[Victim]] = {}
@@ -125,8 +123,10 @@ class RoomForTask:
             self._victims.setdefault(victim.tier, []).append(victim)
         self.moved: Moved = {}  # what became of those that were evicted, or were not there
 
-    def make(self, tier: int, _size_bytes: int = 0) -> bool:
-        """Free something in a tier; return False if there is nothing left that may go.
+    def make(self, tier: int, size_bytes: int) -> bool:
+        """Free about so much in a tier; return False if there is nothing left that may go.
+
+        Not more, since what is evicted too early is read again.
 
         Raises:
             OSError: Its disk failed.
@@ -134,16 +134,16 @@ class RoomForTask:
         """
         n_made = self._n_made
         with self._lock:
-            if self._n_made == n_made and not self._make(tier):
+            if self._n_made == n_made and not self._make(tier, size_bytes):
                 return False
             self._n_made += 1  # those that have waited try again before they evict more
             return True
 
-    def _make(self, tier: int) -> bool:
+    def _make(self, tier: int, size_bytes: int) -> bool:
         evictor = self._evictor
         if evictor.take_over(tier) or evictor.evict_strays(tier, older_than_seconds=_YOUNG_SECONDS):
             return True
-        victims = self._take(tier)
+        victims = self._take(tier, size_bytes)
         if victims:
             for victim in victims:
                 self.moved[victim.example] = b""  # gone, should evicting fail
@@ -153,26 +153,24 @@ class RoomForTask:
             return True
         return evictor.take_over(tier, is_last_resort=True)
 
-    def _take(self, tier: int) -> list[Victim]:
+    def _take(self, tier: int, size_bytes: int) -> list[Victim]:
         """Choose the farthest victims that no other run wants, or else the farthest."""
-        n_wanted = max(1, min(_AT_ONCE, self.n_files))
-        waiting = self._without_wrong_guesses(tier, n_wanted)
-        chosen = waiting[:n_wanted]
+        waiting = self._without_wrong_guesses(tier, size_bytes)
+        chosen = waiting[: _n_enough(waiting, size_bytes)]
         spared = self._evictor.wanted_by_others(tier, chosen) if chosen else set()
         if len(spared) < len(chosen):
             chosen = [victim for victim in chosen if victim.example not in spared]
-        self.n_files -= len(chosen)
         taken = {victim.example for victim in chosen}
         self._victims[tier] = [victim for victim in waiting if victim.example not in taken]
         return chosen
 
-    def _without_wrong_guesses(self, tier: int, n_wanted: int) -> list[Victim]:
+    def _without_wrong_guesses(self, tier: int, size_bytes: int) -> list[Victim]:
         """Return the victims of a tier that are left; what is not there is not evicted one by one.
 
         Guesses are looked up together, once one of them is among the next to go.
         """
         waiting = self._victims.get(tier, [])
-        if any(victim.is_guess for victim in waiting[:n_wanted]):
+        if any(victim.is_guess for victim in waiting[: _n_enough(waiting, size_bytes)]):
             guesses = [victim for victim in waiting if victim.is_guess]
             absent = self._evictor.absent(tier, guesses)
             self.moved |= dict.fromkeys(absent)
@@ -187,5 +185,11 @@ class RoomForTask:
         """
         with contextlib.suppress(OSError, IndexBusyError):  # copying meets the same and reports it
             for tier, store in enumerate(self._evictor.stores):
-                while store.excess_bytes() and self.make(tier):
+                while (excess_bytes := store.excess_bytes()) and self.make(tier, excess_bytes):
                     pass
+
+
+def _n_enough(victims: Iterable[Victim], size_bytes: int) -> int:
+    """Return how many of the first victims free so much; more than there are if all do not."""
+    freed_bytes = itertools.accumulate(victim.size_bytes for victim in victims)
+    return 1 + sum(n_bytes < size_bytes for n_bytes in freed_bytes)

@@ -262,7 +262,6 @@ class Prefetcher:
             work.n_waiting += len(undeclared)
         self._show_current()
         self._want(wanted)
-        work.room.n_files = len(wanted)
         for example in undeclared:
             self._threads.put(functools.partial(self._discover, work, example))
         if not wanted:

@@ -20,7 +20,7 @@ from overlapiter.workers.supervisor.team import Team, Worker
 _TASK_EXAMPLES, _SMALL_TASK_EXAMPLES, _LARGE_TASK_EXAMPLES = 64, 8, 128
 #: Where files are evicted, it has at most this share of what is staged: much at once would be
 #: evicted too early.
-_TASK_SHARE = 1 / 256
+_TASK_SHARE = 1 / 64
 
 
 class _Task:
