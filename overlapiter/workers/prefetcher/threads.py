@@ -46,7 +46,7 @@ class Threads:
         self._limit = reads_within_limit()
         self._n_wanted = 0
         self._has_ended = False
-        self._n_threads = 0
+        self._n_threads = 0  # that have been started and have not ended
         self._n_awake = 0
         self._n_begun = self._n_begun_before = self._n_looks = 0
         self._since: dict[int, int] = {}  # of each thread at work: at which look its job began
@@ -87,8 +87,10 @@ class Threads:
             self._n_begun_before = self._n_begun
 
     def _wake_for_job(self) -> None:
-        if self._jobs and self._n_awake < self._n_threads and self._n_awake < self._most_awake():
-            self._wake()
+        if self._jobs and self._n_awake < self._most_awake():
+            is_started = self._n_awake >= self._n_threads and self._start()
+            if is_started or self._n_awake < self._n_threads:
+                self._wake()
 
     def _most_awake(self) -> int:
         """Return how many threads are to be awake; one whose answer does not come counts apart."""
@@ -99,28 +101,35 @@ class Threads:
         self._wakings.put(None)
 
     def resize(self, n_threads: int) -> None:
-        """Start threads, or let some end after the job they are at.
+        """Have threads start, each for a job that waits, or end after the job they are at.
 
         The limits of the process may allow fewer than asked for; if they allow none, the caller
         has to do the jobs.
         """
         with self._lock:
-            n_before, wanted = self._n_threads, min(n_threads, self._limit)
-            self._n_threads = max(n_before, wanted)
-            self._n_wanted = wanted
-        for number in range(n_before, wanted):
-            try:
-                threading.Thread(target=self._begin, daemon=True).start()
-            except RuntimeError:  # at the limit of threads, of which others need some
-                with self._lock:
-                    self._n_threads = number
-                    self._limit = self._n_wanted = number - (number - n_before) // 2
-                break
-        with self._lock:
-            for _ in range(self._n_threads - self._n_wanted):
-                self._wake()  # so that idle threads end
+            self._n_wanted = min(n_threads, self._limit)
+            if not self._n_threads:
+                self._start()
+            self._end_idle()
             for _ in range(len(self._jobs)):
                 self._wake_for_job()
+
+    def _start(self) -> bool:
+        """Start a thread, if there are to be more; return whether there is one more."""
+        if self._n_threads >= self._n_wanted:
+            return False
+        try:
+            threading.Thread(target=self._begin, daemon=True).start()
+        except RuntimeError:  # at the limit of threads, of which others need some
+            self._limit = self._n_wanted = self._n_threads - self._n_threads // 2
+            self._end_idle()
+            return False
+        self._n_threads += 1
+        return True
+
+    def _end_idle(self) -> None:
+        for _ in range(self._n_threads - self._n_wanted):
+            self._wake()
 
     def _begin(self) -> None:
         self._wakings.get()
