@@ -47,7 +47,7 @@ class Crew:
         """Have so many threads, each busy, and so many jobs in all."""
         self.threads.resize(n_threads)
         self.put(n_jobs)
-        self.await_busy(n_threads)
+        self.await_busy(min(n_threads, n_jobs))
 
     def await_busy(self, n_threads: int) -> None:
         for _ in range(n_threads):
@@ -61,12 +61,14 @@ class Crew:
 
 @pytest.fixture
 def crew() -> Iterator[Crew]:
+    before = set(threading.enumerate())
     made = Crew()
     yield made
-    n_threads = len(made.threads)
     made.let_go.release(1000)
     made.threads.resize(0)
-    made.await_ended(n_threads)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_as_many_jobs_are_done_at_once_as_there_are_threads(crew):
@@ -95,11 +97,21 @@ def test_fewer_threads_finish_what_they_are_at_and_leave_the_rest_to_others(crew
 
 
 def test_idle_threads_end_when_they_are_too_many(crew):
-    crew.threads.resize(4)
+    crew.begin(4, 4)
+    crew.let_go.release(4)
     crew.threads.resize(1)
     crew.await_ended(3)
     crew.put(2)
     crew.await_busy(1)
+
+
+def test_a_thread_starts_when_there_is_a_job_for_it(crew):
+    n_before = threading.active_count()
+    crew.begin(50, 0)
+    assert threading.active_count() == n_before + 1
+    crew.put(3)
+    crew.await_busy(3)
+    assert threading.active_count() == n_before + 3
 
 
 def test_threads_that_were_to_end_may_stay(crew):
@@ -110,9 +122,8 @@ def test_threads_that_were_to_end_may_stay(crew):
     crew.await_busy(3)
 
 
-def test_when_no_more_can_be_started_half_of_the_new_ones_are_left_to_others(crew, monkeypatch):
+def test_when_no_more_can_be_started_half_of_them_are_left_to_others(crew, monkeypatch):
     start = threading.Thread.start
-    crew.threads.resize(2)
 
     def fail_after(n_threads: int) -> None:
         left = iter(range(n_threads))
@@ -124,13 +135,15 @@ def test_when_no_more_can_be_started_half_of_the_new_ones_are_left_to_others(cre
 
         monkeypatch.setattr(threading.Thread, "start", start_or_fail)
 
-    fail_after(4)
-    crew.threads.resize(100)
-    crew.await_ended(2)
-    assert len(crew.threads) == 4
+    fail_after(6)
+    crew.begin(100, 6)
+    crew.put(1)
+    crew.let_go.release(7)
+    crew.await_ended(3)
+    assert len(crew.threads) == 3
     fail_after(100)
     crew.threads.resize(100)
-    assert len(crew.threads) == 4  # it is not tried again
+    assert len(crew.threads) == 3  # it is not tried again
 
 
 def test_without_any_thread_the_caller_does_the_jobs(monkeypatch):

@@ -88,8 +88,8 @@ class Threads:
 
     def _wake_for_job(self) -> None:
         if self._jobs and self._n_awake < self._most_awake():
-            is_started = self._n_awake >= self._n_threads and self._start()
-            if is_started or self._n_awake < self._n_threads:
+            n_free = self._n_awake - len(self._since)  # that look for a job, or are about to
+            if self._n_awake < self._n_threads or (len(self._jobs) > n_free and self._start()):
                 self._wake()
 
     def _most_awake(self) -> int:
