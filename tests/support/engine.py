@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from bench.claims.explained import Job
+from overlapiter.faults import FailedBatch
 from overlapiter.options import Staging
 from overlapiter.order import IterationState, RunAhead, seeded_order
-from overlapiter.pipeline import FailedBatch, Pipeline
+from overlapiter.pipeline import Pipeline
 from overlapiter.planning import with_staging
 from overlapiter.stats import Stats
 from overlapiter.workers.plan import SupervisorPlan

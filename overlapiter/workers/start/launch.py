@@ -71,6 +71,9 @@ _NO_GUARD = (
 #: The module that the child runs; the trainer does not import it.
 _MAIN = "overlapiter.workers.supervisor.main"
 
+#: As ``nice`` counts.
+_LOWEST_PRIORITY = 19
+
 _environment_lock = threading.Lock()
 
 
@@ -241,12 +244,25 @@ def _explained() -> Iterator[None]:
 @contextlib.contextmanager
 def _interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back: nothing is left half-done here, and the forkserver starts without it."""
-    resource_tracker.ensure_running()  # would end the hold, were it started inside
+    _start_tracker()  # would end the hold, were it started inside
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start_tracker() -> None:
+    """Start Python's resource tracker, unless it runs, to take a core that is left over alone.
+
+    Nothing waits for it, and it would take one from the forkserver, which starts beside it.
+    """
+    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    pid_before = tracker._pid
+    resource_tracker.ensure_running()
+    if tracker._pid not in (None, pid_before):
+        with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it
+            os.setpriority(os.PRIO_PROCESS, tracker._pid, _LOWEST_PRIORITY)
 
 
 @contextlib.contextmanager
