@@ -257,7 +257,7 @@ def _start_tracker() -> None:
 
     Nothing waits for it, and it would take one from the forkserver, which starts beside it.
     """
-    tracker: Any = resource_tracker._resource_tracker  # type: ignore[attr-defined]
+    tracker: Any = resource_tracker._resource_tracker
     pid_before = tracker._pid
     resource_tracker.ensure_running()
     if tracker._pid not in (None, pid_before):
