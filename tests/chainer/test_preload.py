@@ -49,4 +49,4 @@ if __name__ == "__main__":
     tracker = resource_tracker._resource_tracker._pid
     print(os.getpriority(os.PRIO_PROCESS, tracker) - os.getpriority(os.PRIO_PROCESS, 0))
 """
-    assert run_script(tmp_path, body).stdout == "set()\n[1, 2]\n19\n"
+    assert run_script(tmp_path, body).stdout == "set()\n[1, 2]\n10\n"

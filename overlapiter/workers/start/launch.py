@@ -71,8 +71,9 @@ _NO_GUARD = (
 #: The module that the child runs; the trainer does not import it.
 _MAIN = "overlapiter.workers.supervisor.main"
 
-#: As ``nice`` counts.
-_LOWEST_PRIORITY = 19
+#: By how much Python's resource tracker is nicer than this process: it gets a tenth of a core that
+#: others want, too. With less, a program that ends on a busy node would wait for it.
+_NICER = 10
 
 _environment_lock = threading.Lock()
 
@@ -253,16 +254,17 @@ def _interrupts_held() -> Iterator[None]:
 
 
 def _start_tracker() -> None:
-    """Start Python's resource tracker, unless it runs, to take a core that is left over alone.
+    """Start Python's resource tracker, unless it runs, with less of the cores.
 
-    Nothing waits for it, and it would take one from the forkserver, which starts beside it.
+    Nothing waits for it, and it would take them from the forkserver, which starts beside it.
     """
     tracker: Any = resource_tracker._resource_tracker
     pid_before = tracker._pid
     resource_tracker.ensure_running()
     if tracker._pid not in (None, pid_before):
         with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it
-            os.setpriority(os.PRIO_PROCESS, tracker._pid, _LOWEST_PRIORITY)
+            niceness = os.getpriority(os.PRIO_PROCESS, tracker._pid)
+            os.setpriority(os.PRIO_PROCESS, tracker._pid, niceness + _NICER)
 
 
 @contextlib.contextmanager
