@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from overlapiter.errors import (
     BadExampleWarning,
@@ -18,13 +18,40 @@ from overlapiter.errors import (
     WorkerDiedError,
     example_words,
 )
-from overlapiter.pipeline import FailedBatch, WaitTimeoutError
 from overlapiter.sources import declared_paths
 
 #: Modules that run a program, and see how it ends.
 _RUNNERS = {"overlapiter.mpi", "mpi4py", "mpi4py.run"}
 #: Without a code, or with 0, it is no failure.
 _EXITS_UNSEEN = re.compile(r"^\s*raise SystemExit\((?!0?\))", re.MULTILINE)
+
+
+class WaitTimeoutError(Exception):
+    """A mini-batch did not come in time; waiting again is fine.
+
+    Attributes:
+        stage: Which process it waits for, in words.
+        index: Index of the example that this process is at; -1 where unknown.
+        waited_seconds: How long the trainer has waited for it, with what timed out before.
+    """
+
+    def __init__(self, stage: str, index: int, waited_seconds: float) -> None:
+        super().__init__(stage, index, waited_seconds)
+        self.stage = stage
+        self.index = index
+        self.waited_seconds = waited_seconds
+
+
+class FailedBatch(NamedTuple):
+    """A mini-batch that cannot be delivered; takes its place.
+
+    Attributes:
+        error: What to raise.
+        context: Where it comes from, to chain to it; may be None.
+    """
+
+    error: BaseException
+    context: ExampleError | None
 
 
 def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:

@@ -19,10 +19,11 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
+from overlapiter.faults import FailedBatch, WaitTimeoutError
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.lent import LentSlots
@@ -43,34 +44,6 @@ if TYPE_CHECKING:  # nothing that the start of the workers would have to wait fo
 _LOOK_AFTER_SECONDS = 1.0
 #: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
 Orders: TypeAlias = "tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]"
-
-
-class WaitTimeoutError(Exception):
-    """A mini-batch did not come in time; waiting again is fine.
-
-    Attributes:
-        stage: Which process it waits for, in words.
-        index: Index of the example that this process is at; -1 where unknown.
-        waited_seconds: How long the trainer has waited for it, with what timed out before.
-    """
-
-    def __init__(self, stage: str, index: int, waited_seconds: float) -> None:
-        super().__init__(stage, index, waited_seconds)
-        self.stage = stage
-        self.index = index
-        self.waited_seconds = waited_seconds
-
-
-class FailedBatch(NamedTuple):
-    """A mini-batch that cannot be delivered; takes its place.
-
-    Attributes:
-        error: What to raise.
-        context: Where it comes from, to chain to it; may be None.
-    """
-
-    error: BaseException
-    context: ExampleError | None
 
 
 class Pipeline:

@@ -6,10 +6,8 @@ import dataclasses
 import errno
 import itertools
 import os
-import pickle
 import socket
 import warnings
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning
@@ -23,12 +21,10 @@ from overlapiter.store.segments import aligned
 from overlapiter.store.site import Site
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan, SupervisorPlan
-from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel
 
 if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
     from overlapiter.peers.holders import NodeShare
-    from overlapiter.workers.reader.face import Face
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
@@ -36,32 +32,6 @@ _BLOCK_BYTES = 4096
 _ILLNESSES = {errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT}
 #: What the supervisor keeps of an example: where its files lie, and when it is read next.
 _EXAMPLE_BYTES = 100
-_has_chainer = find_spec("chainer") is not None
-#: What the forkserver is to import: for any dataset, and for those that need Chainer.
-PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
-
-
-def pickled(
-    dataset: Any, kind: type[pickle.Pickler], face: Face | None = None
-) -> tuple[Parcel, tuple[str, ...]]:
-    """Pickle a dataset, and start the forkserver meanwhile: it imports what the workers need.
-
-    If there is a face, that is pickled, with the dataset in it.
-
-    Returns:
-        The pickled dataset, and the modules that its workers import: Chainer's only if the dataset
-        needs them. That is so for a user's own subclass of ``DatasetMixin``, too, whose pickle
-        names the user's module alone; otherwise each new supervisor would import Chainer anew.
-
-    Raises:
-        DatasetPicklingError: The dataset cannot be pickled.
-        PipelineError: The forkserver cannot be started.
-    """
-    is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
-    if is_chainers:
-        start_forkserver(PRELOAD)
-    parcel = Parcel(face or dataset, kind, name="dataset" if face is None else "")
-    return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
 def names_source(parcel: Parcel, source: str) -> bool:

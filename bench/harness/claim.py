@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import dataclasses
 import datetime
 import importlib
@@ -71,6 +72,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options, claim, commit = parse(name, arguments), claim_of(name), commit_facts()
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     options.local.mkdir(parents=True, exist_ok=True)
+    # As pip does: with PYTHONDONTWRITEBYTECODE each process would compile what it imports, 0.1 s.
+    for package in ("overlapiter", "bench"):
+        compileall.compile_dir(CHECKOUT / package, quiet=1)
     # Removed at the end only: ext4 creates files up to ten times as slowly for a minute after that.
     place = {"prefix": f"{name}-", "dir": options.local.resolve(), "ignore_cleanup_errors": True}
     with tempfile.TemporaryDirectory(**place) as scratch:

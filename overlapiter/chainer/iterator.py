@@ -21,10 +21,15 @@ from overlapiter.chainer.arguments import (
     order_source,
 )
 from overlapiter.chainer.datasets import DatasetPickler
-from overlapiter.chainer.images import ImageFace, gives_plain_images
 from overlapiter.chainer.progress import Progress, ProgressAttributes
 from overlapiter.errors import ExampleError, PipelineError
-from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
+from overlapiter.faults import (
+    FailedBatch,
+    SkippedExamples,
+    WaitTimeoutError,
+    explain_stall,
+    warn_if_failure_hangs,
+)
 from overlapiter.options import (
     BadExamples,
     Staging,
@@ -34,19 +39,18 @@ from overlapiter.options import (
     skip_limit,
 )
 from overlapiter.order import EpochSampler, Indices, IterationState, RunAhead, Step
-from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.planning import pickled, with_staging
 from overlapiter.scatter import ScatteredOrder
-from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
-from overlapiter.workers.plan import SupervisorPlan
-from overlapiter.workers.start.launch import is_importing_main
+from overlapiter.workers.start.launch import is_importing_main, pickled
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
     from overlapiter.peers.holders import NodeShare
+    from overlapiter.pipeline import Pipeline
+    from overlapiter.sharedmem.slots import MiniBatch
     from overlapiter.stats import Stats
+    from overlapiter.workers.reader.face import Face
 
 
 class OverlapIterator(ProgressAttributes):
@@ -196,7 +200,11 @@ class OverlapIterator(ProgressAttributes):
         if step.index_list is None:
             self._unfinished_at = None
             self._stop(step)
-        return step, self._wait() if len(step.index_list.indices) else MiniBatch([])
+        if len(step.index_list.indices):
+            return step, self._wait()
+        from overlapiter.sharedmem.slots import MiniBatch  # as the pipeline has done
+
+        return step, MiniBatch([])
 
     def _stop(self, step: Step) -> NoReturn:
         if step.error is not None:
@@ -279,8 +287,11 @@ class OverlapIterator(ProgressAttributes):
     def _start(self, created_ns: int) -> None:
         warn_if_failure_hangs()
         self._trace, self._owns_trace = chosen_trace(self.trace)
-        face = ImageFace(self.dataset) if gives_plain_images(self.dataset) else None
-        parcel, imports = pickled(self.dataset, DatasetPickler, face)
+        parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
+        from overlapiter.pipeline import Pipeline  # while the forkserver starts
+        from overlapiter.planning import with_staging
+        from overlapiter.workers.plan import SupervisorPlan
+
         order = self._state.order
         plan = SupervisorPlan(
             n_readers=self.n_processes,
@@ -417,6 +428,13 @@ class OverlapIterator(ProgressAttributes):
         added = {name: value for name, value in vars(self).items() if name not in own}
         state = self._state, self._progress.previous_epoch_detail
         return _revived, (type(self), arguments_of(self), added, *state)
+
+
+def _face_of(dataset: Any) -> Face | None:
+    """Return what a dataset's images are read by, where that is not its own code alone."""
+    from overlapiter.chainer.images import ImageFace, gives_plain_images  # while it starts, too
+
+    return ImageFace(dataset) if gives_plain_images(dataset) else None
 
 
 def _revived(

@@ -1,10 +1,10 @@
 """Imports Chainer in the forkserver, so that the processes forked from it need not.
 
 Chainer checks its environment when it is imported, and imports all of its functions, links and
-trainer, much of SciPy, and h5py, filelock and tarfile; together these take three quarters of the
-time. The trainer has checked the same environment, so this module skips that; the others are loaded
-when something of them is used first, which a dataset seldom does. Import it in child processes
-only.
+trainer, much of SciPy, and h5py, filelock, tarfile and Pillow's names of tags; together these take
+three quarters of the time. The trainer has checked the same environment, so this module skips that;
+the others are loaded when something of them is used first, which a dataset seldom does. Import it
+in child processes only.
 """
 
 import importlib
@@ -61,7 +61,7 @@ _check = types.ModuleType("chainer._environment_check")
 _check.check = lambda: None  # type: ignore[attr-defined]  # a module made here
 sys.modules.setdefault("chainer._environment_check", _check)
 
-for _name in ("filelock", "h5py", "tarfile"):
+for _name in ("PIL.ExifTags", "filelock", "h5py", "tarfile"):
     _load_later(_name)
 _load_later("scipy", has_path=True)
 for _name in ("io", "linalg", "sparse", "special"):

@@ -15,7 +15,7 @@ from overlapiter.node import (
     this_host,
     this_node,
 )
-from overlapiter.planning import PRELOAD
+from overlapiter.workers.start.launch import PRELOAD
 from overlapiter.workers.start.launch import start_forkserver as _start
 
 from .failure import abort_on_failure

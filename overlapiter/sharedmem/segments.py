@@ -1,8 +1,8 @@
 """Segments: anonymous shared memory that several processes map, and the slots in them.
 
 A segment has no name (``memfd_create``): the kernel frees it with its last user, and the size of
-/dev/shm does not limit it. Every slot is reserved before its first use, so that a lack of memory
-raises an error here and never a bus error in the middle of a copy.
+/dev/shm does not limit it. Every row of a slot is reserved before its first use, so that a lack of
+memory raises an error here and never a bus error in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from overlapiter.errors import SharedMemoryError
@@ -96,10 +97,13 @@ class SlotPool:
 
     Args:
         slot_bytes: Size of a slot.
+        n_rows: Rows of a slot.
         n_expected: Slots in use in steady state; the memory of more free slots is freed.
     """
 
-    def __init__(self, slot_bytes: int, n_expected: int, *, keeps_memory: bool = False) -> None:
+    def __init__(
+        self, slot_bytes: int, n_rows: int, n_expected: int, *, keeps_memory: bool = False
+    ) -> None:
         #: Whether no memory is freed, since its pages are locked for a device.
         self.keeps_memory = keeps_memory
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -107,6 +111,8 @@ class SlotPool:
         self.segments: dict[int, Segment] = {}
         self._warm: list[Slot] = []  # with memory; last in, first out, for the processor's cache
         self._cold: list[Slot] = []  # without memory
+        self._n_rows = n_rows
+        self._lacking: dict[Slot, set[int]] = {}  # rows without memory, of slots that were cold
         self._n_slots = 0
 
     def is_used_up(self) -> bool:
@@ -130,16 +136,36 @@ class SlotPool:
         self._n_slots += n_new
 
     def acquire(self) -> Slot:
-        """Return a free slot.
-
-        Raises:
-            SharedMemoryError: There is too little memory.
-        """
+        """Return a free slot; its rows are to be reserved before they are written."""
         if self._warm:
             return self._warm.pop()
-        slot = self._cold[-1]
-        self.segments[slot.segment_id].reserve(slot.offset_bytes, self._stride_bytes)
-        return self._cold.pop()
+        slot = self._cold.pop()
+        self._lacking[slot] = set(range(self._n_rows))
+        return slot
+
+    def reserve(self, slot: Slot, rows: range, columns: Iterable[tuple[int, int]]) -> None:
+        """Allocate the memory of rows of a slot, unless they have it.
+
+        It takes a millisecond for 3 MB, so that of a whole mini-batch would hold up its first part.
+
+        Args:
+            slot: One that was acquired.
+            rows: The rows; not none.
+            columns: Where each column begins in the slot, and the bytes of a row.
+
+        Raises:
+            SharedMemoryError: There is too little.
+        """
+        lacking = self._lacking.get(slot)
+        if lacking is None or lacking.isdisjoint(rows):
+            return
+        for start_bytes, row_bytes in columns:
+            if row_bytes:
+                start_bytes += slot.offset_bytes + rows.start * row_bytes
+                self.segments[slot.segment_id].reserve(start_bytes, len(rows) * row_bytes)
+        lacking.difference_update(rows)
+        if not lacking:
+            del self._lacking[slot]
 
     def release(self, slot: Slot) -> None:
         """Take back a slot that has no views any more."""
@@ -147,6 +173,7 @@ class SlotPool:
             self._warm.append(slot)
         else:
             self.segments[slot.segment_id].forget(slot.offset_bytes, self._stride_bytes)
+            self._lacking.pop(slot, None)
             self._cold.append(slot)
 
     def close(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from overlapiter.errors import ExampleError
-from overlapiter.pipeline import FailedBatch
+from overlapiter.faults import FailedBatch
 from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds, unflatten
 from overlapiter.sharedmem.slots import (
     IN_COLUMN,

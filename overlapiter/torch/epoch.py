@@ -16,9 +16,9 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from overlapiter.errors import ExampleError
-from overlapiter.faults import SkippedExamples, explain_stall
+from overlapiter.faults import FailedBatch, SkippedExamples, WaitTimeoutError, explain_stall
 from overlapiter.order import IndexList, Indices
-from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
+from overlapiter.pipeline import Pipeline
 from overlapiter.sources import Key
 from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, fetches_whole

@@ -15,7 +15,8 @@ from overlapiter.chainer.arguments import count_readers
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import Node, set_node
-from overlapiter.planning import default_prefetchers, pickled, staging_plan
+from overlapiter.planning import default_prefetchers, staging_plan
+from overlapiter.workers.start.launch import pickled
 
 N, SIZE_BYTES, BLOCK_BYTES = 4, 1000, 4096
 BATCH = [0, 1, 2]

@@ -15,6 +15,7 @@ from tests.chainer.scripts import run_script
         "import chainer.functions as F; F.relu, F.array.reshape, F.math.basic_math",
         "from chainer.functions.array import broadcast; chainer.links.Linear(3, 2)",
         "from chainer.training import extensions; chainer.optimizers.SGD, chainer.serializers",
+        "from PIL import ExifTags, Image; assert Image.ExifTags.TAGS[ExifTags.Base.Orientation]",
         "import filelock, scipy.ndimage, scipy.io; filelock.FileLock, scipy.io.loadmat",
     ],
 )
@@ -30,3 +31,17 @@ print("chainer.functions.activation" in sys.modules, chainer.Variable(numpy.ones
 assert not hasattr(chainer.functions, "nothing")
 """
     assert run_script(tmp_path, body).stdout == "False variable(2.)\n"
+
+
+def test_the_forkserver_starts_before_the_rest_is_imported(tmp_path: Path) -> None:
+    body = """
+import sys
+import overlapiter
+
+overlapiter.OverlapIterator
+print({f"overlapiter.{name}" for name in ("pipeline", "planning", "store")} & sys.modules.keys())
+if __name__ == "__main__":
+    with overlapiter.OverlapIterator([1, 2], 2, shuffle=False, n_processes=1) as iterator:
+        print(next(iterator))
+"""
+    assert run_script(tmp_path, body).stdout == "set()\n[1, 2]\n"

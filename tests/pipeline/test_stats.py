@@ -14,7 +14,7 @@ from bench.claims.explained import Job, TimedFiles
 from bench.slow.store import attach
 from overlapiter.board import Latencies, StatsBoard
 from overlapiter.explain import Cause
-from overlapiter.pipeline import WaitTimeoutError
+from overlapiter.faults import WaitTimeoutError
 from overlapiter.stats import Stats
 from tests.chainer.scripts import workers
 from tests.support.engine import Engine, engine_of

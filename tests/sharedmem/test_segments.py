@@ -91,7 +91,7 @@ def test_a_segment_beyond_the_limit_of_the_process_is_told():
 
 @pytest.mark.parametrize("slot_bytes", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE])
 def test_slots_are_page_aligned_and_do_not_overlap(slot_bytes):
-    pool = SlotPool(slot_bytes, 3)
+    pool = SlotPool(slot_bytes, 1, 3)
     pool.add_segment(0)
     slots = [pool.acquire() for _ in range(3)]
     assert pool.is_used_up()
@@ -103,7 +103,7 @@ def test_slots_are_page_aligned_and_do_not_overlap(slot_bytes):
 
 
 def test_a_pool_grows_by_doubling_without_moving_what_is_in_use():
-    pool = SlotPool(100, 2)
+    pool = SlotPool(100, 1, 2)
     taken = []
     for segment_id in range(4):
         assert pool.is_used_up()
@@ -121,7 +121,7 @@ def test_a_pool_grows_by_doubling_without_moving_what_is_in_use():
 
 
 def test_the_slot_released_last_is_given_first():
-    pool = SlotPool(100, 3)
+    pool = SlotPool(100, 1, 3)
     pool.add_segment(0)
     slots = [pool.acquire() for _ in range(3)]
     for slot in slots:
@@ -130,13 +130,20 @@ def test_the_slot_released_last_is_given_first():
     pool.close()
 
 
+def acquired(pool: SlotPool, slot_bytes: int) -> Slot:
+    """Return a slot of one row with memory for it."""
+    slot = pool.acquire()
+    pool.reserve(slot, range(1), [(0, slot_bytes)])
+    return slot
+
+
 def test_memory_beyond_what_is_expected_is_given_back_and_reserved_anew():
-    pool = SlotPool(PAGE, 2)
+    pool = SlotPool(PAGE, 1, 2)
     pool.add_segment(0)
-    pool.acquire()
-    pool.acquire()
+    acquired(pool, PAGE)
+    acquired(pool, PAGE)
     pool.add_segment(1)
-    extra = [pool.acquire(), pool.acquire()]
+    extra = [acquired(pool, PAGE), acquired(pool, PAGE)]
     assert used_bytes(pool.segments[1]) == 2 * PAGE
     for slot in extra:
         pool.release(slot)  # these two are kept warm
@@ -145,15 +152,32 @@ def test_memory_beyond_what_is_expected_is_given_back_and_reserved_anew():
         pool.release(Slot(0, n * PAGE))
     assert used_bytes(pool.segments[0]) == 0
     for _ in range(4):
-        slot = pool.acquire()
+        slot = acquired(pool, PAGE)
         filled(pool.segments[slot.segment_id], slot, PAGE, 7)
     assert used_bytes(pool.segments[0]) == 2 * PAGE
     pool.close()
 
 
-def test_a_slot_that_cannot_be_reserved_is_not_lost(monkeypatch):
-    pool = SlotPool(PAGE, 1)
+def test_rows_get_memory_when_they_are_asked_for_and_once(monkeypatch):
+    pool = SlotPool(8 * PAGE, 4, 1)
     pool.add_segment(0)
+    slot, columns = pool.acquire(), [(0, PAGE), (4 * PAGE, PAGE), (8 * PAGE, 0)]
+    assert used_bytes(pool.segments[0]) == 0
+    pool.reserve(slot, range(1, 3), columns)
+    assert used_bytes(pool.segments[0]) == 4 * PAGE
+    pool.release(slot)  # as a mini-batch that was given up
+    assert pool.acquire() == slot
+    pool.reserve(slot, range(4), columns)
+    assert used_bytes(pool.segments[0]) == 8 * PAGE
+    monkeypatch.setattr(os, "posix_fallocate", None)
+    pool.reserve(slot, range(4), columns)
+    pool.close()
+
+
+def test_a_row_that_cannot_be_reserved_is_tried_again(monkeypatch):
+    pool = SlotPool(PAGE, 1, 1)
+    pool.add_segment(0)
+    slot = pool.acquire()
 
     def no_memory(*_arguments):
         raise OSError(28, "No space left on device")
@@ -161,14 +185,14 @@ def test_a_slot_that_cannot_be_reserved_is_not_lost(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", no_memory)
         with pytest.raises(SharedMemoryError, match="No space left"):
-            pool.acquire()
-    assert pool.is_idle()
-    assert pool.acquire() == Slot(0, 0)
+            pool.reserve(slot, range(1), [(0, PAGE)])
+    pool.reserve(slot, range(1), [(0, PAGE)])
+    assert used_bytes(pool.segments[0]) == PAGE
     pool.close()
 
 
 def test_a_closed_pool_has_no_descriptors():
-    pool = SlotPool(100, 2)
+    pool = SlotPool(100, 1, 2)
     pool.add_segment(0)
     fd = pool.segments[0].fd
     pool.close()

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from bench.claims.explained import Job
+from overlapiter.faults import FailedBatch
 from overlapiter.options import Staging
 from overlapiter.order import IterationState, RunAhead, seeded_order
-from overlapiter.pipeline import FailedBatch, Pipeline
-from overlapiter.planning import pickled, with_staging
+from overlapiter.pipeline import Pipeline
+from overlapiter.planning import with_staging
 from overlapiter.stats import Stats
 from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.launch import pickled
 
 #: Far above what a mini-batch takes; a test that waits as long has failed.
 TIMEOUT_SECONDS = 60.0

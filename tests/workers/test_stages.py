@@ -86,7 +86,7 @@ def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():
     assert [task.indices for task in worker.tasks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_until_something_is_staged_a_prefetcher_gets_only_the_rest_of_the_first_mini_batch():
+def test_until_there_is_a_first_mini_batch_a_prefetcher_gets_little_besides():
     stage, schedule, _ = staging_stage(4)
     worker, other = Prefetcher(), Prefetcher()
     stage.team.workers.append(worker)
@@ -104,7 +104,25 @@ def test_until_something_is_staged_a_prefetcher_gets_only_the_rest_of_the_first_
     assert len(worker.tasks + other.tasks) == 3
     stage.hear(other, ("staged", 2, [staged(10)], None))  # of its two examples
     stage.hand_out(9)
-    assert len(worker.tasks + other.tasks) == 4
+    assert len(worker.tasks + other.tasks) == 3
+
+
+def test_once_something_is_staged_the_next_mini_batch_is_too_and_after_the_first_all_are():
+    stage, schedule, _ = staging_stage(4)
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [*range(10)], None)
+    for batch_id, index in enumerate((10, 11, 1), 1):
+        schedule.admit(batch_id, [index], None)
+    stage.hand_out(9)
+    assert [task.indices for task in worker.tasks] == [[*range(8)], [8, 9]]
+    stage.hear(worker, ("staged", 0, [staged(0)], None))
+    stage.hand_out(9)
+    assert [task.indices for task in worker.tasks[2:]] == [[10]]
+    for part in schedule.batch(0).parts:
+        schedule.done(part)
+    stage.hand_out(9)
+    assert [task.indices for task in worker.tasks[3:]] == [[11, 1]]
 
 
 def test_a_full_directory_limits_what_a_prefetcher_gets_of_the_first_mini_batch_too():

@@ -18,10 +18,12 @@ import importlib
 import io
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -29,6 +31,7 @@ from typing import Any
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import is_ready
 from overlapiter.workers.start.no_mpi import WORLD_VARIABLE, install, world_of_this_process
+from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.start.processes import flush_output
 
 #: Variables by which an MPI launcher tells a process which rank it is.
@@ -48,6 +51,10 @@ _LIBRARY_SETTINGS = {
     "OPENBLAS_THREAD_TIMEOUT": "4",
     "GLIBC_TUNABLES": f"glibc.cpu.{_PAST_CACHES}:glibc.tune.{_PAST_CACHES}",  # tune up to 2.28
 }
+
+_has_chainer = find_spec("chainer") is not None
+#: What the forkserver is to import: for any dataset, and for those that need Chainer.
+PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
 
 #: Keeps the MPI library out of the forkserver, whatever else it imports.
 _FIRST_PRELOAD = "overlapiter.workers.start.hide_mpi"
@@ -168,6 +175,35 @@ def launch(
             with open(data_fd, "wb") as pipe:
                 pipe.write(buffer.getbuffer())
         return Child(status_fd, keep_fd)
+
+
+def pickled(
+    dataset: Any,
+    kind: type[pickle.Pickler],
+    face_of: Callable[[Any], object | None] = lambda _dataset: None,
+) -> tuple[Parcel, tuple[str, ...]]:
+    """Pickle a dataset, and start the forkserver meanwhile: it imports what the workers need.
+
+    Args:
+        dataset: The dataset.
+        kind: The pickler.
+        face_of: Gives the face that is pickled in the place of the dataset; None for none.
+
+    Returns:
+        The pickled dataset, and the modules that its workers import: Chainer's only if the dataset
+        needs them. That is so for a user's own subclass of ``DatasetMixin``, too, whose pickle
+        names the user's module alone; otherwise each new supervisor would import Chainer anew.
+
+    Raises:
+        DatasetPicklingError: The dataset cannot be pickled.
+        PipelineError: The forkserver cannot be started.
+    """
+    is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
+    if is_chainers:
+        start_forkserver(PRELOAD)
+    face = face_of(dataset)
+    parcel = Parcel(face or dataset, kind, name="" if face else "dataset")
+    return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
 def start_forkserver(preload: Sequence[str]) -> None:

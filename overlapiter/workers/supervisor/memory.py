@@ -34,7 +34,10 @@ class SlotKeeper:
         self._layouts[self.layout_id] = layout
         if layout.slot_bytes:
             self._pools[self.layout_id] = SlotPool(
-                layout.slot_bytes, self._n_expected, keeps_memory=self._keeps_memory
+                layout.slot_bytes,
+                layout.n_rows,
+                self._n_expected,
+                keeps_memory=self._keeps_memory,
             )
 
     def keep_memory(self) -> None:
@@ -56,8 +59,10 @@ class SlotKeeper:
     def acquire(self, n_rows: int) -> Slot:
         """Return a free slot of the current layout, lengthened to at least ``n_rows`` examples.
 
+        Its rows are to be reserved.
+
         Raises:
-            SharedMemoryError: There is no memory for it.
+            SharedMemoryError: The limit of address space or of descriptors is reached.
         """
         layout = self._layouts[self.layout_id]
         if layout.n_rows < n_rows:
@@ -70,6 +75,17 @@ class SlotKeeper:
             self._layout_of_segment[self._next_segment_id] = self.layout_id
             self._next_segment_id += 1
         return pool.acquire()
+
+    def reserve(self, layout_id: int, slot: Slot, rows: range) -> None:
+        """Have rows of a slot of this layout backed by memory.
+
+        Raises:
+            SharedMemoryError: There is no memory for them.
+        """
+        if slot.segment_id >= 0:
+            columns = self._layouts[layout_id].columns
+            places = ((column.offset_bytes, column.row_bytes) for column in columns)
+            self._pools[layout_id].reserve(slot, rows, places)
 
     def release(self, slot: Slot, contacts: Iterable[Contact]) -> None:
         """Take a slot back; memory of an old layout that is idle now is dropped by all."""

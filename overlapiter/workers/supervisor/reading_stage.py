@@ -84,17 +84,20 @@ class ReadingStage:
         return True
 
     def _find_slot(self, part: Part) -> bool:
-        """Make sure that a part has a slot to be read into; False if its mini-batch failed."""
+        """Make sure that a part has memory to be read into; False if its mini-batch failed."""
         batch = part.batch
         if self._keeper.layout_id < 0:
             self._probe = part
-        elif batch.slot is None:
-            try:
+            return True
+        try:
+            if batch.slot is None:
                 batch.slot = self._keeper.acquire(1 if self._collates else len(batch.indices))
-            except OverlapError as error:
-                self._fail(part, error)
-                return False
-            batch.layout_id = self._keeper.layout_id
+                batch.layout_id = self._keeper.layout_id
+            rows = range(1) if self._collates else range(part.start, part.stop)
+            self._keeper.reserve(batch.layout_id, batch.slot, rows)
+        except OverlapError as error:
+            self._fail(part, error)
+            return False
         return True
 
     def _give(self, worker: Worker, part: Part) -> None:

@@ -121,6 +121,11 @@ class Schedule:
         return len(self._batches)
 
     @property
+    def has_settled(self) -> bool:
+        """Whether a mini-batch has been settled, of those taken up."""
+        return self.next_batch_id > len(self._batches)
+
+    @property
     def n_to_stage(self) -> int:
         """Parts that no prefetcher has yet."""
         return len(self._to_stage)

@@ -142,16 +142,16 @@ class StagingStage:
     def _limit(self, before_id: int, worker: Worker | None) -> int | None:
         """Return before which mini-batch parts may be staged now; None for all.
 
-        Until something is staged, a prefetcher that has work gets nothing but the rest of the first
-        mini-batch: what comes later would take the cores from it.
+        Until there is a first mini-batch, a prefetcher that has work gets nothing but the rest of
+        it, and, once something is staged, the next one: what comes later would take the cores from
+        it.
         """
         limit = None if self._residency.may_run_ahead() else before_id
-        if self._has_answer or worker is None or not worker.parts:
-            return limit
         first = self._schedule.oldest
-        if first is None:  # there is nothing to stage
+        if self._schedule.has_settled or first is None or worker is None or not worker.parts:
             return limit
-        return first.batch_id + 1 if limit is None else min(first.batch_id + 1, limit)
+        soon = first.batch_id + 1 + self._has_answer
+        return soon if limit is None else min(soon, limit)
 
     def _n_wanted(self, worker: Worker | None) -> int:
         """Return how many examples a task of a worker is to have."""

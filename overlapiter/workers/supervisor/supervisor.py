@@ -197,7 +197,7 @@ class Supervisor:
         self._fill(len(os.sched_getaffinity(0)) if is_staging else None)
         while not self._ending:
             self._take_turn(_LOOK_AFTER_SECONDS)
-            if not self._is_filled and self._schedule.next_batch_id > self._schedule.n_batches:
+            if not self._is_filled and self._schedule.has_settled:
                 self._fill()
 
     def _fill(self, most: int | None = None) -> None:
