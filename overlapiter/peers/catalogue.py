@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from overlapiter.store.extents import key_of_bytes, source_seed
 from overlapiter.store.generation import generation_of, index_path, segment_path, segments_of
@@ -18,24 +17,10 @@ from overlapiter.store.tables import run_by_key
 _COLUMNS = "path, segment, start, size, mtime, checksum, CAST(at AS INTEGER)"
 
 
-class Entry(NamedTuple):
-    """A staged file.
-
-    Attributes:
-        path: The path of its segment.
-        start: Where the bytes begin in it; WHOLE if they are all of it.
-        size: Bytes.
-        mtime: As in its extent.
-        checksum: As in its extent.
-        at: When it was staged, in seconds.
-    """
-
-    path: str
-    start: int
-    size: int
-    mtime: int
-    checksum: int
-    at: int
+#: Where a staged file lies: the path of its segment, where its bytes begin there (WHOLE if they are
+#: all of it), how many they are, mtime and checksum as in its extent, and when it was staged, in
+#: seconds. One is made for each file that is asked for, so it is no class of its own.
+Entry = tuple[str, int, int, int, int, int]
 
 
 class Catalogue:
@@ -80,7 +65,7 @@ class Catalogue:
         paths = {segment: segment_path(folder, segment) for segment in {row[1] for row in rows}}
         asked = {*names.values()}
         return {
-            path: Entry(paths[segment], start, size, mtime, checksum, at)
+            path: (paths[segment], start, size, mtime, checksum, at)
             for path, segment, start, size, mtime, checksum, at in rows
             if path in asked  # else another file that has this key
         }

@@ -203,7 +203,7 @@ class Scattered:
     def look(self, names: Sequence[bytes]) -> dict[bytes, Entry]:
         paths = {each: f"{self._folder}/{each.decode()}" for each in names}
         return {
-            each: Entry(path, WHOLE if each == b"whole" else 0, FILE_BYTES, 1, 1, 50)
+            each: (path, WHOLE if each == b"whole" else 0, FILE_BYTES, 1, 1, 50)
             for each, path in paths.items()
         }
 
