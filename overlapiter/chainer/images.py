@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from chainer import datasets as chainer_datasets
 from chainer.datasets import image_dataset
-from PIL import Image
+from PIL import Image, _imaging
 
 from overlapiter.sharedmem.images import DecodedImage
 from overlapiter.workers.reader.face import Face
@@ -46,6 +46,8 @@ def gives_plain_images(dataset: Any) -> bool:
     That of a subclass is other code.
     """
     kind = type(dataset)
+    if "get_example" in getattr(dataset, "__dict__", ()):
+        return False
     if kind is chainer_datasets.SubDataset:
         return gives_plain_images(dataset._dataset)
     if kind is chainer_datasets.ConcatenatedDataset:
@@ -59,7 +61,8 @@ def gives_plain_images(dataset: Any) -> bool:
 def _read_image(file: Any, dtype: Any) -> Any:
     """Do what Chainer's function does, but for the copy of a decoded image."""
     with contextlib.closing(Image.open(file)) as image:
-        if np.dtype(dtype) == DecodedImage.dtype:
+        # With another alignment there may be gaps between rows, which Arrow's interface conceals.
+        if np.dtype(dtype) == DecodedImage.dtype and _imaging.get_alignment() == 1:
             image.load()
             decoded = DecodedImage.of(image)
             if decoded is not None:

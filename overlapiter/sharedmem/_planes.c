@@ -68,6 +68,7 @@ static int split_to(char *to, const ArrayStruct *image)
     default: return 0;
     }
     if (image->n_axes != 3 || image->shape[0] != 3 || image->strides[0] != image->item_bytes ||
+        image->strides[1] % image->item_bytes || image->strides[2] % image->item_bytes ||
         !(image->flags & IS_ALIGNED))
         return 0;
     Py_BEGIN_ALLOW_THREADS

@@ -219,9 +219,10 @@ class Copier:
             if promise.n_files == n_left or not store.can_ever_hold(size_bytes):
                 return
             slack_bytes = n_left // _FILES_PER_SLACK * size_bytes
-            if not make_room(tier, promise.missing_bytes + slack_bytes):
+            has_made_room = make_room(tier, promise.missing_bytes + slack_bytes)
+            if has_evicted and not has_made_room:
                 return
-            has_evicted = True
+            has_evicted = True  # or others may have: ask once more
 
     # --- writing ------------------------------------------------------------------------------
 

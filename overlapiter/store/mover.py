@@ -111,11 +111,15 @@ class Mover:
         tiers = range(tier + 1, len(self._stores))
         if not tiers:
             return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
-        found = store.look(files)
-        here = [(file, found[file.key].extent) for file in files if file.key in found]
-        answers = self.make_known(self._copied(here, tiers, make_room), -1, [])
-        store.evict(list(found), keep_room=True)
-        return {key: answers.get(key) for key in found}
+        became: dict[int, Staged | None] = {}
+        for first in range(0, len(files), _AT_ONCE):  # the small ones lie in memory meanwhile
+            some = files[first : first + _AT_ONCE]
+            found = store.look(some)
+            here = [(file, found[file.key].extent) for file in some if file.key in found]
+            answers = self.make_known(self._copied(here, tiers, make_room), -1, [])
+            store.evict(list(found), keep_room=True)
+            became |= {key: answers.get(key) for key in found}
+        return became
 
     def _copied(
         self, here: Sequence[tuple[Wanted, Extent]], tiers: range, make_room: MakeRoom | None

@@ -14,6 +14,7 @@ from chainer import datasets as d
 from PIL import Image
 
 from overlapiter import OverlapIterator, Staging
+from overlapiter.chainer import images
 from overlapiter.chainer.images import gives_plain_images
 
 N_IMAGES = 12
@@ -99,6 +100,20 @@ def test_staged_images_are_the_same(tmp_path: Path) -> None:
     staging = Staging(tmp_path / "staging", source=source, keep_free=0)
     assert_same_batches(dataset, staging=staging)
     assert_same_batches(dataset, staging=staging)  # of which all is staged now
+
+
+def test_rows_of_pixels_with_gaps_between_them_are_right(
+    tmp_path: Path,
+) -> None:
+    names = save_images(tmp_path, ["RGB"], [(41, 30)])
+    before = Image.core.get_alignment()
+    Image.core.set_alignment(64)
+    try:
+        array = images._read_image(tmp_path / names[0], np.float32)
+    finally:
+        Image.core.set_alignment(before)
+    assert type(array) is np.ndarray
+    assert (array == np.asarray(Image.open(tmp_path / names[0]), np.float32)).all()
 
 
 def failure_of(function: Callable[[], object]) -> OSError:

@@ -72,6 +72,14 @@ def test_elements_may_lie_anywhere() -> None:
     assert (written(memory.transpose(2, 0, 1)) == memory.transpose(2, 0, 1)).all()
 
 
+@pytest.mark.usefixtures("_way")
+def test_pixels_need_not_be_multiples_of_their_elements_apart() -> None:
+    packed = np.zeros((40, 41), [("pixel", "c8", 3), ("more", "f4")])
+    packed["pixel"].real = np.arange(40 * 41 * 3).reshape(40, 41, 3)
+    view = packed["pixel"].transpose(2, 0, 1)
+    assert (written(view) == view).all()
+
+
 @needs_planes
 @given(st.integers(1, 70), st.integers(1, 70), st.booleans(), st.integers(0, 1000))
 def test_decoded_images_become_what_numpy_makes_of_them(

@@ -164,7 +164,7 @@ class Prefetcher:
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)
         if self._bulk is not None and len(self._threads):  # else there is a lack of threads
-            self._bulk.resize(n_reads)
+            self._bulk.resize(len(self._threads))
         self._row.put(Counter.READS_IN_FLIGHT, max(1, len(self._threads)))
 
     def _begin_bulk(self) -> None:
