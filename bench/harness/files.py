@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import shutil
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,7 +19,10 @@ def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -
         os.makedirs(os.path.join(target, folder), exist_ok=True)
 
     def copy(path: str) -> None:
-        shutil.copyfile(os.path.join(source, path), os.path.join(target, path))
+        with open(os.path.join(source, path), "rb", buffering=0) as file:
+            content = file.read()
+        with open(os.path.join(target, path), "wb", buffering=0) as file:
+            file.write(content)
 
     with ThreadPoolExecutor(n_streams) as pool:
         list(pool.map(copy, paths))
