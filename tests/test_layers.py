@@ -14,7 +14,7 @@ FACADE = "overlapiter"
 
 # From the bottom to the top; those in one line stand side by side.
 LAYERS = (
-    ("errors", "words"),
+    ("compiled", "errors", "words"),
     ("options", "urls", "node"),
     ("order",),
     ("nextuse", "scatter"),

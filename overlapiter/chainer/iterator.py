@@ -431,7 +431,7 @@ class OverlapIterator(ProgressAttributes):
 
 
 def _face_of(dataset: Any) -> Face | None:
-    """Return what a dataset's images are read by, where that is not its own code alone."""
+    """Return the face that reads a dataset's images; None to leave that to the dataset."""
     from overlapiter.chainer.images import ImageFace, gives_plain_images  # while it starts, too
 
     return ImageFace(dataset) if gives_plain_images(dataset) else None

@@ -76,7 +76,7 @@ import chainer.datasets  # noqa: E402, F401  # after the preparations
 import PIL.JpegImagePlugin  # noqa: E402
 import PIL.PngImagePlugin  # noqa: E402, F401
 
-from overlapiter.chainer import datasets  # noqa: E402, F401
+from overlapiter.chainer import datasets, images  # noqa: E402, F401
 
 for _module in [*sys.modules.values()]:
     if isinstance(_module, _LoadedLater):

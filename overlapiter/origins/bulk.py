@@ -6,15 +6,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from overlapiter.compiled import compiled
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin, has_builtin_open
 
-try:
-    from overlapiter.origins import _bulk
-except ImportError:  # there was no compiler, or another system is to run what was built
-    _bulk = None  # type: ignore[assignment]
-
-#: Has all files read one by one, as where the module in C is missing.
-_SWITCH = "OVERLAPITER_NO_C"
+_bulk = compiled("overlapiter.origins._bulk")
 
 
 class BulkRead(NamedTuple):
@@ -87,7 +82,7 @@ class Bulk:
 
 
 class _LentFile(LocalFile):
-    def __init__(self, path: str, fd: int, pool: _bulk.Pool) -> None:
+    def __init__(self, path: str, fd: int, pool: Any) -> None:
         super().__init__(path, fd)
         self._pool = pool
 
@@ -99,6 +94,6 @@ class _LentFile(LocalFile):
 def bulk_of(origin: Origin, most_bytes: int) -> Bulk | None:
     """Return what reads an origin in bulk; None where its files are to be read one by one."""
     is_possible = isinstance(origin, LocalOrigin) and has_builtin_open()
-    if _bulk is None or os.environ.get(_SWITCH) or not is_possible:
+    if _bulk is None or not is_possible:
         return None
     return Bulk(most_bytes)

@@ -6,18 +6,14 @@ other. NumPy does it, too; a module in C takes half the time.
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-try:
-    if os.environ.get("OVERLAPITER_NO_C"):
-        raise ImportError
-    from overlapiter.sharedmem import _planes
-except ImportError:  # there was no compiler, or another system is to run what was built
-    _planes = None  # type: ignore[assignment]
+from overlapiter.compiled import compiled
+
+_planes = compiled("overlapiter.sharedmem._planes")
 
 _FLOAT32 = np.dtype(np.float32)
 
@@ -75,12 +71,12 @@ class DecodedImage:
         return self.__array__().__reduce__()
 
 
-def write_image(row: Array, image: Array | DecodedImage) -> None:
-    """Copy an image, of three axes, to a contiguous array of its shape and dtype.
+def write(row: Array, leaf: Array | DecodedImage) -> None:
+    """Copy what an example has to a contiguous array of its shape and dtype.
 
-    The module in C takes those of three channels that lie side by side in each pixel.
+    The module in C takes images of three channels that lie side by side in each pixel.
     """
-    if isinstance(image, DecodedImage):
-        image.write_to(row)
-    elif _planes is None or not _planes.split(row, image):
-        row[...] = image
+    if isinstance(leaf, DecodedImage):
+        leaf.write_to(row)
+    elif row.ndim != 3 or _planes is None or not _planes.split(row, leaf):
+        row[...] = leaf

@@ -17,7 +17,7 @@ import numpy as np
 
 from overlapiter.errors import ExampleError
 
-from .images import write_image
+from .images import write
 from .layout import (
     Array,
     Column,
@@ -77,10 +77,7 @@ class SlotWriter:
             if not column.holds(leaf):
                 return False
         for view, leaf in zip(views, leaves, strict=True):
-            if view.ndim == 4:
-                write_image(view[row], leaf)
-            else:
-                view[row] = leaf
+            write(view[row, ...], leaf)  # an array, also of a number
         return True
 
     def _write_any(
@@ -99,11 +96,7 @@ class SlotWriter:
             if not column.fits(leaf):
                 entries.append((LOOSE, leaf))
                 continue
-            written = _row_array(segment.memory, slot, column, row, leaf.dtype, leaf.shape)
-            if written.ndim == 3:
-                write_image(written, leaf)
-            else:
-                written[...] = leaf
+            write(_row_array(segment.memory, slot, column, row, leaf.dtype, leaf.shape), leaf)
             ordinary = column.holds(leaf)
             entries.append((IN_COLUMN,) if ordinary else (IN_ROW, leaf.dtype, leaf.shape))
         return entries

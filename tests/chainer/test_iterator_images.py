@@ -16,6 +16,7 @@ from PIL import Image
 from overlapiter import OverlapIterator, Staging
 from overlapiter.chainer import images
 from overlapiter.chainer.images import gives_plain_images
+from overlapiter.sharedmem.images import DecodedImage, _planes
 
 N_IMAGES = 12
 MODES = ["RGB", "RGB", "L", "RGB", "RGBA", "CMYK"]
@@ -100,6 +101,15 @@ def test_staged_images_are_the_same(tmp_path: Path) -> None:
     staging = Staging(tmp_path / "staging", source=source, keep_free=0)
     assert_same_batches(dataset, staging=staging)
     assert_same_batches(dataset, staging=staging)  # of which all is staged now
+
+
+@pytest.mark.skipif(_planes is None, reason="no compiler, or OVERLAPITER_NO_C")
+def test_images_are_not_copied_between_pillow_and_the_mini_batch(tmp_path: Path) -> None:
+    names = save_images(tmp_path, ["RGB"], [(41, 30)])
+    image = images._in_planes(images._read_image(tmp_path / names[0], np.float32))
+    assert type(image) is DecodedImage
+    wanted = np.asarray(Image.open(tmp_path / names[0]), np.float32).transpose(2, 0, 1)
+    assert (np.asarray(image) == wanted).all()
 
 
 def test_rows_of_pixels_with_gaps_between_them_are_right(

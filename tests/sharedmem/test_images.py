@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from overlapiter.sharedmem import images
-from overlapiter.sharedmem.images import DecodedImage, write_image
+from overlapiter.sharedmem.images import DecodedImage, write
 
 needs_planes = pytest.mark.skipif(images._planes is None, reason="no compiler, or OVERLAPITER_NO_C")
 GUARD = 64
@@ -32,7 +32,7 @@ def written(image: np.ndarray | DecodedImage) -> np.ndarray:
     """Return what an image becomes in a row of a slot, between others that stay as they are."""
     memory = np.full(image.nbytes + 2 * GUARD, 77, np.uint8)
     row = memory[GUARD:-GUARD].view(image.dtype).reshape(image.shape)
-    write_image(row, image)
+    write(row, image)
     assert (memory[:GUARD] == 77).all()
     assert (memory[-GUARD:] == 77).all()
     return row.copy()
@@ -54,6 +54,13 @@ def views(dtype: str, n_channels: int) -> Iterator[np.ndarray]:
     yield np.broadcast_to(planes[:, :, :1], planes.shape)
     if n_channels > 3:
         yield planes[:3]
+
+
+@needs_planes
+@pytest.mark.parametrize("dtype", ["u1", "f4", "f8"])
+def test_pixels_of_three_channels_are_split_in_c_however_they_are_turned(dtype: str) -> None:
+    is_split = [images._planes.split(np.empty(v.shape, dtype), v) for v in views(dtype, 3)]
+    assert is_split == [True] * 5 + [False, True, False, True]
 
 
 @pytest.mark.usefixtures("_way")

@@ -1,9 +1,0 @@
-"""See images.py; built from _planes.c where there is a compiler."""
-
-from typing import Any
-
-from numpy.typing import NDArray
-
-def split(row: NDArray[Any], image: NDArray[Any], /) -> bool: ...
-def convert(row: NDArray[Any], pixels: int, n_pixels: int, /) -> None: ...
-def pixels_of(schema: object, array: object, /) -> tuple[int, int] | None: ...
