@@ -212,17 +212,17 @@ class Copier:
         promised: list[Release],
     ) -> None:
         """Promise room in a tier until it is enough for all files, or no others may go."""
-        store, has_evicted = self._stores[tier], False
+        store, again = self._stores[tier], False
         while n_left := n_files - len(promised):
-            promise = store.promise(size_bytes, n_left, has_evicted=has_evicted)
+            promise = store.promise(size_bytes, n_left, again=again)
             promised += [promise.release] * promise.n_files
             if promise.n_files == n_left or not store.can_ever_hold(size_bytes):
                 return
             slack_bytes = n_left // _FILES_PER_SLACK * size_bytes
             has_made_room = make_room(tier, promise.missing_bytes + slack_bytes)
-            if has_evicted and not has_made_room:
+            if again and not has_made_room:
                 return
-            has_evicted = True  # or others may have: ask once more
+            again = True  # others may have made room, too
 
     # --- writing ------------------------------------------------------------------------------
 

@@ -77,9 +77,9 @@ class Eviction:
         self._n_files = np.zeros(n_examples, np.int32)  # 0 until they are known
         self._bytes = np.zeros(n_examples, np.int64)
         # The same memory, where one example is looked at: that takes a third of the time.
-        self._tier_of, self._bytes_of = self._tiers.data, self._bytes.data
-        self._was_handed_out, self._is_victim = self._handed_out.data, self._is_offered.data
-        self._use_of, self._more_of = self._next_use.position.data, self._elsewhere.data
+        self._tier_at, self._bytes_at = self._tiers.data, self._bytes.data
+        self._handed_out_at, self._is_offered_at = self._handed_out.data, self._is_offered.data
+        self._next_use_at, self._elsewhere_at = self._next_use.position.data, self._elsewhere.data
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
         # By tier; of those that are not known, which are in the slowest one, if anywhere, apart.
@@ -228,17 +228,17 @@ class Eviction:
 
     def move(self, index: int, tier: int) -> None:
         """Take note that the files of an example are in another tier than before."""
-        self._tier_of[index] = tier
-        self._is_victim[index] = False
+        self._tier_at[index] = tier
+        self._is_offered_at[index] = False
         self._add(index)
 
     def note_absent(self, index: int) -> None:
         """Take note that no file of an example is staged."""
         self._is_missing[index] = True
-        if self._tier_of[index] >= 0:
-            self.staged_bytes -= self._bytes_of[index]
-        self._tier_of[index] = _ABSENT
-        self._is_victim[index] = False
+        if self._tier_at[index] >= 0:
+            self.staged_bytes -= self._bytes_at[index]
+        self._tier_at[index] = _ABSENT
+        self._is_offered_at[index] = False
 
     def note_evicted(self, victim: Victim, *, was_there: bool) -> list[int]:
         """Take note that a victim is gone, which may never have been staged.
@@ -246,9 +246,9 @@ class Eviction:
         Returns:
             The examples that have lost a file by it.
         """
-        if victim.is_guess and not was_there and not self._is_victim[victim.example]:
+        if victim.is_guess and not was_there and not self._is_offered_at[victim.example]:
             return []  # it was staged after it had been looked up
-        if self._tier_of[victim.example] == _UNKNOWN:
+        if self._tier_at[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
         losers = [victim.example]
@@ -310,8 +310,8 @@ class Eviction:
             if kept and len(kept) == self._n_files[index]:
                 n_passed_over += 1  # until its next use
                 continue
-            self._is_victim[index] = True
-            own_bytes, paths = self._bytes_of[index], self._paths.get(index, ())
+            self._is_offered_at[index] = True
+            own_bytes, paths = self._bytes_at[index], self._paths.get(index, ())
             # A guess has none, nor has an example whose files count for another that reads them.
             size_bytes = own_bytes or int(self.mean_bytes)
             victims.append(Victim(index, tier, kept, paths, is_guess, size_bytes))
@@ -321,24 +321,24 @@ class Eviction:
     def give_back(self, victims: Iterable[Victim]) -> None:
         """Take back victims that were not needed."""
         for victim in victims:
-            self._is_victim[victim.example] = False
+            self._is_offered_at[victim.example] = False
             self._add(victim.example)
 
     def _is_valid(self, index: int, position: int, state: int) -> bool:
         return (
-            self._tier_of[index] == state
+            self._tier_at[index] == state
             and self._position(index) == position
-            and self._was_handed_out[index] < self._settled
-            and not self._is_victim[index]
+            and self._handed_out_at[index] < self._settled
+            and not self._is_offered_at[index]
         )
 
     def _position(self, index: int) -> int:
         """Return where an example is needed next, for the order of victims."""
-        return self._use_of[index] + self._more_of[index]
+        return self._next_use_at[index] + self._elsewhere_at[index]
 
     def _add(self, index: int) -> None:
-        state = self._tier_of[index]
-        if self._has_begun and state != _ABSENT and self._was_handed_out[index] < self._settled:
+        state = self._tier_at[index]
+        if self._has_begun and state != _ABSENT and self._handed_out_at[index] < self._settled:
             self._farthest[state].add(index, self._position(index))
 
     def _sort(self) -> None:

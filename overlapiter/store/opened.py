@@ -210,10 +210,10 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(self, size_bytes: int, n_files: int, *, has_evicted: bool) -> Promise:
+    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files of one size, as far as there is any.
 
-        Where there was no room the last time, nothing is asked for unless something was evicted.
+        Where there was no room the last time, none is asked for but ``again``.
         """
         charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
@@ -222,7 +222,7 @@ class OpenGeneration:
             left_bytes = segment.left_bytes  # beyond it, another segment begins
             wanted_bytes = self._promised_bytes + n_files * charged_bytes
             missing_bytes = min(wanted_bytes, left_bytes) - segment.surplus_bytes
-            if missing_bytes > 0 and (has_evicted or not self._is_full):
+            if missing_bytes > 0 and (again or not self._is_full):
                 self._reserve(segment, missing_bytes, min(charged_bytes, missing_bytes))
             missing_bytes = max(0, min(wanted_bytes, left_bytes) - segment.surplus_bytes)
             if missing_bytes:

@@ -9,7 +9,6 @@ is read from the source, and the user is told why, once.
 from __future__ import annotations
 
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +20,9 @@ from overlapiter.origins.origin import Origin, Original
 
 from .comparer import Comparer, Validation
 from .copier import Content, Copier, Copy, Opened, Release
-from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once
+from .elsewhere import Fetches, Holders
 from .extents import Extent
+from .fetching import Fetching, Steps
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
@@ -33,9 +33,6 @@ from .waiting import Wait
 
 #: For so many files room is made together, and they are read in bulk: 8 MiB at most.
 _AT_ONCE = 32
-#: Of a name that another node is asked for.
-_MOST_NAME_BYTES = 60_000
-
 
 #: What a thread is to do.
 Job = Callable[[], None]
@@ -98,9 +95,12 @@ class Stager:
         self._copier = Copier(stores, origin, self._health, note_answer)
         self._mover = Mover(stores, self._copier, self._health)
         self._comparer = Comparer(stores, origin, validate, self._health, self._mover, note_answer)
-        self._peers = peers
+        self._fetching = None
+        if peers is not None:
+            steps = Steps(submit, self._look_at, self._copy, self._end_copy)
+            source = stores[0].source
+            self._fetching = Fetching(peers, source, self._copier, self._comparer, steps)
         self._bulk = bulk
-        self._root = os.path.join(stores[0].source, "")
         self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
         self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
@@ -296,7 +296,9 @@ class Stager:
             part.n_jobs += len(mine) + bool(claimed.others)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
-        left = [file for file in mine if file not in meanwhile and not self._is_fetched(part, file)]
+        left = [file for file in mine if file not in meanwhile]
+        if self._fetching is not None:
+            left = [file for file in left if not self._fetching.begin(part, file)]
         jobs: list[Job] = []
         for first in range(0, len(left), _AT_ONCE):
             jobs += self._read(part, left[first : first + _AT_ONCE])
@@ -434,55 +436,6 @@ class Stager:
     def _end_batch(self, part: Part, batch: Batch) -> None:
         self._publish(part, batch)
         self._end_job(part)
-
-    # --- from other nodes ---------------------------------------------------------------------
-
-    def _is_fetched(self, part: Part, file: Wanted) -> bool:
-        """Have a claimed file fetched from another node; return False if it is not to be."""
-        holders = part.holders.get(file.key)
-        if self._peers is None or holders is None:
-            return False
-        name = os.fsencode(file.path.removeprefix(self._root))
-        if len(name) > _MOST_NAME_BYTES or b"\0" in name:
-            return False
-        take = functools.partial(self._take_fetched, part, file)
-        if part.partly is None:  # the caller waits, and no job may: see stage
-            return fetch_at_once(self._peers, name, holders, take)
-        self._peers.fetch(name, holders, take)
-        return True
-
-    def _take_fetched(self, part: Part, file: Wanted, source: FetchedFile | None) -> bool:
-        """Take a file from another node; copy it from the source if no node has it."""
-        if source is None:
-            self._submit(functools.partial(self._copy, part, file))
-            return True
-        known = part.trusted.get(file.key)
-        original = source.stat()
-        given = (*original, source.checksum)
-        if known is not None and given != (known.size, known.mtime, known.checksum):
-            return False
-        got = self._copier.receive(file, source, part.home, part.make_room)
-        if got is None:
-            return False
-        is_compared = known is not None or source.is_fresh or not self._comparer.asks
-        if is_compared or isinstance(got, Staged):  # there was no room for it
-            self._end_copy(part, file, got)
-        elif part.partly is None:
-            self._compare_fetched(part, file, got, original)
-        else:  # other files come behind this one
-            self._submit(functools.partial(self._compare_fetched, part, file, got, original))
-        return True
-
-    def _compare_fetched(
-        self, part: Part, file: Wanted, got: Content | Copy, original: Original
-    ) -> None:
-        """Use a file that this job has not compared with its source yet only if it is the same."""
-        if self._look_at(file, part.home) == original:
-            self._end_copy(part, file, got)
-            return
-        if isinstance(got, Copy):
-            self._copier.give_up(got.extent.tier, got.place)
-        self._copy(part, file)
 
     # --- what is copied -----------------------------------------------------------------------
 

@@ -253,16 +253,12 @@ class Store:
         # In a generation that is not in use any more it is of no use, and publishing says so.
         return self._on(lambda opened: opened.places(sizes_bytes), look=False)
 
-    def promise(self, size_bytes: int, n_files: int, *, has_evicted: bool = True) -> Promise:
+    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files, as far as there is any.
 
-        Unless files were evicted since, nothing is asked for where there was no room the last time.
+        Where there was no room the last time, none is asked for but ``again``.
         """
-
-        def promise(opened: OpenGeneration) -> Promise:
-            return opened.promise(size_bytes, n_files, has_evicted=has_evicted)
-
-        return self._on(promise, look=False)
+        return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again), look=False)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
