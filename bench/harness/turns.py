@@ -6,9 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+import psutil
 from tqdm import tqdm
 
 from bench.harness import isolated
+
+
+#: What is written to before each run, at most; about what a run uses. None where no figures are
+#: wanted, since it takes up to two seconds.
+touched_bytes = 0
 
 
 def progress_bar(total: int, unit: str) -> tqdm:
@@ -20,6 +26,16 @@ def progress_bar(total: int, unit: str) -> tqdm:
 def name_of(point: dict) -> str:
     """Return how a point is called in short; empty if it has no name."""
     return point.get("name") or point.get("loader", "")
+
+
+def touch_memory() -> None:
+    """Write to free memory, which the next run is going to get.
+
+    Virtual machines may give free memory back to their host, and a page that comes from there
+    again costs several microseconds, which some runs would pay and others would not.
+    """
+    memory = bytearray(b"\1") * min(touched_bytes, psutil.virtual_memory().available // 4)
+    del memory
 
 
 def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
@@ -34,6 +50,7 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
             for point in points[:: (-1) ** repeat]:
                 progress.set_description(name_of(point))
                 os.sync()  # what the run before wrote is not to slow down this one
+                touch_memory()
                 point.setdefault("runs", []).append(run(point))
                 progress.update()
 
