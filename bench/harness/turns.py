@@ -11,7 +11,6 @@ from tqdm import tqdm
 
 from bench.harness import isolated
 
-
 #: What is written to before each run, at most; about what a run uses. None where no figures are
 #: wanted, since it takes up to two seconds.
 touched_bytes = 0
