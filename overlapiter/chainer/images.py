@@ -34,10 +34,15 @@ class ImageFace(Face):
     """
 
     def begin(self, number: int, n_readers: int) -> None:
-        """Replace, in this process, the functions by which all of these datasets read an image."""
+        """Replace, in this process, the functions by which all of these datasets read an image.
+
+        If they are Chainer's: a program may have put its own in their places.
+        """
         super().begin(number, n_readers)
-        image_dataset._read_image_as_array = _read_image
-        image_dataset._postprocess_image = _in_planes
+        old = image_dataset._read_image_as_array, image_dataset._postprocess_image
+        if all(getattr(each, "__globals__", None) is vars(image_dataset) for each in old):
+            image_dataset._read_image_as_array = _read_image
+            image_dataset._postprocess_image = _in_planes
 
 
 def gives_plain_images(dataset: Any) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import textwrap
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer import datasets as d
+from chainer.datasets import image_dataset
 from PIL import Image
 
 from overlapiter import OverlapIterator, Staging
@@ -184,3 +187,26 @@ def test_code_of_others_gets_arrays(tmp_path: Path, kind: str) -> None:
     assert not gives_plain_images(dataset)
     if kind != "dictionary":
         assert_same_batches(dataset)
+
+
+def test_a_reading_function_that_a_program_has_replaced_is_the_one_that_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = """
+        import numpy
+        from chainer.datasets import image_dataset
+
+        class Label(int):
+            pass
+
+        image_dataset._read_image_as_array = lambda file, dtype: numpy.ones((3, 4, 3), dtype)
+    """
+    (tmp_path / "replacing.py").write_text(textwrap.dedent(module))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(image_dataset, "_read_image_as_array", None)  # to be there again later
+    labels = [importlib.import_module("replacing").Label(n) for n in range(N_IMAGES)]
+    names = save_images(tmp_path, ["RGB"], [(40, 30)])
+    dataset = d.TupleDataset(d.ImageDataset(names, str(tmp_path)), labels)
+    assert gives_plain_images(dataset)
+    assert_same_batches(dataset)
+    assert dataset[0][0].shape == (3, 3, 4)
