@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from overlapiter.store.extents import Extent, checksum_of
-from overlapiter.store.segments import write_many
+from overlapiter.store.opened import write_files
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Copy, Store, Wanted
 
@@ -34,12 +34,11 @@ def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
         places = store.places([max(len(data), 1)] * len(left))
         if not places:
             raise OSError(f"there is no room in {store.site.directory}: use another --local")
-        segment = places[0].segment
         if data:
-            write_many(segment.fd, [(place.size, data) for place in places], places[0].start)
+            write_files([(place, data) for place in places])
         for place, file in zip(places, left, strict=False):
             checksum = checksum_of(data, file.key, _MTIME)
-            numbers = (segment.number, place.start, len(data), _MTIME, checksum)
+            numbers = (place.segment.number, place.start, len(data), _MTIME, checksum)
             copies.append((file, place, Extent(file.key, store.tier, *numbers)))
     store.publish(copies, ())
     return [file.key for file in wanted]

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 from overlapiter.errors import SharedMemoryError
 
-
 #: Of the memory of every segment, as /proc shows it.
 SEGMENT_NAME = "overlapiter-slots"
 

@@ -171,5 +171,5 @@ class Access:
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is not None:
-                reclaim.finish_later(opened)
+                reclaim.finish_later(opened, opened.take_vacant())
                 opened.close()

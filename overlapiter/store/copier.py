@@ -20,8 +20,9 @@ from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
+from .opened import write_files
 from .outcome import MakeRoom, NoteAnswer, Outcome, Staged
-from .segments import write, write_many
+from .segments import write
 from .store import Place, Store, Wanted
 
 #: What is read at once; smaller files are written together.
@@ -267,9 +268,8 @@ class Copier:
                 contents = contents[n_concerned:]
                 continue
             written = [*zip(places, contents, strict=False)]
-            pieces = [(place.size, content.data) for place, content in written]
             try:
-                write_many(places[0].segment.fd, pieces, max(places[0].start, 0))
+                write_files([(place, content.data) for place, content in written])
             except OSError as error:
                 for place in places:
                     self.give_up(tier, place)

@@ -20,7 +20,7 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .segments import Segment, aligned
+from .segments import Borrowed, Segment, aligned, write_many
 from .site import Site
 from .tables import Evicted, delete_empty, lower, run_by_key
 
@@ -38,15 +38,40 @@ class Place(NamedTuple):
 
     Attributes:
         generation: The generation.
-        segment: The segment; owned by this process.
+        segment: The segment; owned by this process, or borrowed.
         start: Where in it; WHOLE if the segment is for this file alone.
         size: Bytes that are charged, in whole blocks.
     """
 
     generation: OpenGeneration
-    segment: Segment
+    segment: Segment | Borrowed
     start: int
     size: int
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether it was evicted by this process, and is named by a row in ``going``."""
+        return isinstance(self.segment, Borrowed)
+
+
+def write_files(files: Sequence[tuple[Place, bytes]]) -> None:
+    """Write small files to their places, those that follow each other in one call.
+
+    Raises:
+        OSError: The disk failed, or is full.
+    """
+    stretches: list[tuple[Place, list[tuple[int, bytes]]]] = []
+    end = None
+    for place, data in sorted(files, key=lambda file: (file[0].segment.number, file[0].start)):
+        _, segment, start, size_bytes = place
+        if start == WHOLE:  # it ends with its last byte
+            size_bytes = len(data)
+        if (segment.number, start) != end:
+            stretches.append((place, []))
+        stretches[-1][1].append((size_bytes, data))
+        end = segment.number, start + size_bytes
+    for place, pieces in stretches:
+        write_many(place.segment.fd, pieces, max(place.start, 0))
 
 
 class Promise(NamedTuple):
@@ -83,6 +108,9 @@ class OpenGeneration:
         boots: How often the node was booted since the generation was made.
         unfinished: What was evicted, and could not be given back or noted yet.
 
+    What is evicted to make room for a file is *vacant*: charged, and named by a row in ``going``,
+    until a file of as many blocks is written to that place, or it is given back to the disk.
+
     Raises:
         OSError: The disk failed, or is full.
         IndexBusyError: Another process keeps the index locked.
@@ -102,6 +130,9 @@ class OpenGeneration:
         self.lock = threading.RLock()
         self._settled = threading.Condition(self.lock)
         self.unfinished: list[Evicted] = []
+        self._vacant: dict[int, list[Evicted]] = {}  # by their sizes
+        self._vacant_bytes = 0
+        self._borrowed: dict[int, Borrowed] = {}  # those with places that are pending
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._promised_bytes = 0
@@ -205,8 +236,8 @@ class OpenGeneration:
 
     @property
     def spare_bytes(self) -> int:
-        """What is reserved, and neither given nor promised."""
-        return self._segment.surplus_bytes - self._promised_bytes
+        """What is reserved or vacant, and neither given nor promised."""
+        return self._segment.surplus_bytes + self._vacant_bytes - self._promised_bytes
 
     # --- places -------------------------------------------------------------------------------
 
@@ -221,6 +252,7 @@ class OpenGeneration:
             segment = self._current(charged_bytes)
             left_bytes = segment.left_bytes  # beyond it, another segment begins
             wanted_bytes = self._promised_bytes + n_files * charged_bytes
+            wanted_bytes -= self._vacant_bytes
             missing_bytes = min(wanted_bytes, left_bytes) - segment.surplus_bytes
             if missing_bytes > 0 and (again or not self._is_full):
                 self._reserve(segment, missing_bytes, min(charged_bytes, missing_bytes))
@@ -264,17 +296,53 @@ class OpenGeneration:
         if segment.is_removed:  # no other process could read what is written to it
             raise StaleError(f"segment {segment.number:x} was removed")
         kept_bytes = min(self._promised_bytes, segment.left_bytes - charges[0])
-        spare_bytes = segment.surplus_bytes - kept_bytes
+        spare_bytes = segment.surplus_bytes + self._vacant_bytes - kept_bytes
         wanted_bytes = min(sum(charges) - spare_bytes, segment.room_bytes)
         if wanted_bytes > 0 and self._reserve(segment, wanted_bytes, charges[0] - spare_bytes):
-            spare_bytes = segment.surplus_bytes - kept_bytes
+            spare_bytes = segment.surplus_bytes + self._vacant_bytes - kept_bytes
         places = []
         for charged_bytes in charges:
             if charged_bytes > spare_bytes:
                 break
-            places.append(Place(self, segment, segment.take(charged_bytes), charged_bytes))
+            place = self._vacant_place(charged_bytes)
+            if place is None:
+                if charged_bytes > segment.surplus_bytes:
+                    break  # what is vacant has other sizes
+                place = Place(self, segment, segment.take(charged_bytes), charged_bytes)
+            places.append(place)
             spare_bytes -= charged_bytes
         return places
+
+    def keep_vacant(self, places: Sequence[Evicted]) -> None:
+        """Keep what this process has evicted, to write to it again."""
+        with self.lock:
+            for number, start, size_bytes in places:
+                self._vacant.setdefault(size_bytes, []).append((number, start, size_bytes))
+                self._vacant_bytes += size_bytes
+
+    def take_vacant(self) -> list[Evicted]:
+        """Return all that is vacant, to be given back."""
+        with self.lock:
+            places = [place for there in self._vacant.values() for place in there]
+            self._vacant, self._vacant_bytes = {}, 0
+            return places
+
+    def _vacant_place(self, charged_bytes: int) -> Place | None:
+        """Return a vacant place of exactly this size, if there is one."""
+        there = self._vacant.get(charged_bytes)
+        while there:
+            number, start, size_bytes = there.pop()
+            self._vacant_bytes -= size_bytes
+            if start + size_bytes <= self._segment.most_bytes:  # else it may not be written here
+                try:
+                    borrowed = self._borrowed.get(number) or Borrowed(self.folder, number)
+                except OSError:
+                    pass
+                else:
+                    self._borrowed[number] = borrowed
+                    return Place(self, borrowed, start, size_bytes)
+            self.unfinished.append((number, start, size_bytes))
+        return None
 
     def _current(self, size_bytes: int) -> Segment:
         """Return the segment to append to; the one before is closed when nothing is pending."""
@@ -353,23 +421,38 @@ class OpenGeneration:
             return False
         return True
 
-    def is_own(self, segment: Segment) -> bool:
-        """Return whether a segment is one that this process appends to here."""
-        return self._own.get(segment.number) is segment
+    def is_here(self, place: Place) -> bool:
+        """Return whether a place is still one of this process."""
+        here = self._borrowed if place.is_reused else self._own
+        return here.get(place.segment.number) is place.segment
 
-    def require_own(self, cursor: Cursor, number: int) -> None:
-        """Raise StaleError if another process has taken a segment over."""
-        statement = "SELECT 1 FROM segment WHERE id=? AND owner=?"
-        if not cursor.execute(statement, (number, self.owner.number)).fetchone():
-            raise StaleError(f"segment {number:x} was taken over")
+    def fill(self, cursor: Cursor, places: Sequence[Place]) -> None:
+        """Note that places hold files from now on.
+
+        Raises:
+            StaleError: Another process has taken over what this one held.
+        """
+        owner = self.owner.number
+        for number in {place.segment.number for place in places if not place.is_reused}:
+            statement = "SELECT 1 FROM segment WHERE id=? AND owner=?"
+            if not cursor.execute(statement, (number, owner)).fetchone():
+                raise StaleError(f"segment {number:x} was taken over")
+        reused = [(place.segment.number, place.start, owner) for place in places if place.is_reused]
+        if reused:
+            statement = "DELETE FROM going WHERE segment=? AND start=? AND owner=?"
+            if cursor.executemany(statement, reused).rowcount < len(reused):
+                raise StaleError("what this process has evicted was taken over")
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
         with self.lock:
-            if not self.is_own(place.segment):  # it was published, or given up, before
+            if not self.is_here(place):  # it was published, or given up, before
                 place.segment.close()
                 return
             self.settle([place])
+            if place.is_reused:
+                self.keep_vacant([(place.segment.number, place.start, place.size)])
+                return
             if self._is_left:
                 return  # other processes give everything back
             if place.start == WHOLE:
@@ -384,7 +467,11 @@ class OpenGeneration:
         with self.lock:
             for _, segment, start, _ in places:
                 segment.n_pending -= 1
-                if is_published and start == WHOLE:
+                if isinstance(segment, Borrowed):
+                    if not segment.n_pending:
+                        del self._borrowed[segment.number]
+                        segment.close()
+                elif is_published and start == WHOLE:
                     self._release(segment)
             self._settled.notify_all()
             self._end_ownership()
@@ -405,7 +492,8 @@ class OpenGeneration:
 
     def _cut_reservation(self, kept_bytes: int) -> None:
         """Give back what is reserved beyond so many bytes; the next write lowers the charge."""
-        segment, end = self._segment, self._segment.end + kept_bytes
+        segment = self._segment
+        end = segment.end + min(kept_bytes, segment.surplus_bytes)
         segments.cut(segment.fd, end)
         self._owe_lower(segment.number, segment.reserved - end)
         segment.reserved = end
@@ -461,7 +549,7 @@ class OpenGeneration:
 
     def _is_settled(self) -> bool:
         """Return whether no place in a segment that files share is pending."""
-        return not any(segment.n_pending and segment.end for segment in self._own.values())
+        return not self._borrowed and not any(s.n_pending and s.end for s in self._own.values())
 
     def leave(self) -> None:
         """Let go of the index, and of the segments when that is possible."""
@@ -472,7 +560,8 @@ class OpenGeneration:
 
     def _end_ownership(self) -> None:
         """Let go of the segments, after leaving, once nothing is written to them any more."""
-        if not self._is_left or any(segment.n_pending for segment in self._own.values()):
+        is_pending = self._borrowed or any(segment.n_pending for segment in self._own.values())
+        if not self._is_left or is_pending:
             return
         for segment in self._own.values():
             if self._was_gone:  # no row names it, and its folder may have been made anew

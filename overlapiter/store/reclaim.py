@@ -43,14 +43,15 @@ def evict(
     *,
     keep_room: bool = False,
 ) -> dict[int, int]:
-    """Evict files; return the bytes that the disk has back, for each that was staged.
+    """Evict files; return the bytes that they took, for each that was staged.
 
     Args:
         opened: The generation.
         keys: The files.
         tier: Its number, for the extents.
         expected: Only copies that are here still.
-        keep_room: Whether to reserve the room for this process, before others take it.
+        keep_room: Whether to keep the room for this process, before others take it: small files
+            stay vacant places, unless less is to be on the disk.
 
     Raises:
         OSError: The disk failed. What is not given back yet, the next eviction gives back.
@@ -64,20 +65,25 @@ def evict(
             found = {key: extent for key, extent in found.items() if expected[key] == extent}
         return found
 
-    def mark(cursor: Cursor) -> tuple[list[int], list[Evicted]]:
+    def mark(cursor: Cursor) -> tuple[list[int], list[Evicted], bool]:
         found = chosen(cursor)
-        return [*found], move_to_going(cursor, found.values(), owner, block_bytes)
+        going = move_to_going(cursor, found.values(), owner, block_bytes)
+        return [*found], going, keep_room and opened.limits.spare_bytes(cursor) >= 0
 
     try:
-        marked, going = opened.write(mark)
+        marked, going, stay_vacant = opened.write(mark)
     except OSError as error:
         if not is_full(error):
             raise
         # The log of the index cannot grow. The blocks go first: a process that reads them
         # meanwhile notices by the checksum.
         _give_back(opened, places_of_extents(opened.index.read(chosen).values(), block_bytes))
-        marked, going = opened.write(mark)
-    finish(opened, going, keep_room=keep_room)
+        marked, going, _ = opened.write(mark)
+        stay_vacant = False
+    vacant = [place for place in going if place[1] != WHOLE] if stay_vacant else []
+    opened.keep_vacant(vacant)
+    if len(vacant) < len(going):
+        finish(opened, set(going).difference(vacant), keep_room=keep_room)
     return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
 
 
@@ -101,6 +107,13 @@ def finish(
         with opened.lock:
             opened.unfinished += due
         raise
+
+
+def finish_vacant(opened: OpenGeneration, *, keep_room: bool = False) -> bool:
+    """Give back what is vacant; return whether anything was."""
+    vacant = opened.take_vacant()
+    finish(opened, vacant, keep_room=keep_room)
+    return bool(vacant)
 
 
 def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:

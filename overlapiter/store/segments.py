@@ -47,6 +47,7 @@ class Segment:
     Attributes:
         number: Its number, which is its name.
         fd: Its descriptor; closing it ends the ownership.
+        most_bytes: How large it may become.
         end: Behind the last place that was given.
         reserved: Behind the last byte that was charged and allocated.
         n_pending: Places whose bytes are neither published nor given up.
@@ -55,9 +56,9 @@ class Segment:
     def __init__(self, folder: str, block_bytes: int) -> None:
         self._block_bytes = block_bytes
         limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-        self._most_bytes = SEGMENT_BYTES
+        self.most_bytes = SEGMENT_BYTES
         if limit_bytes != resource.RLIM_INFINITY:
-            self._most_bytes = min(SEGMENT_BYTES, limit_bytes // block_bytes * block_bytes)
+            self.most_bytes = min(SEGMENT_BYTES, limit_bytes // block_bytes * block_bytes)
         self._folder = folder
         self.number, self.fd = make_owned(folder)
         self.end = self.reserved = 0
@@ -66,7 +67,7 @@ class Segment:
     @property
     def room_bytes(self) -> int:
         """What may still be reserved."""
-        return max(0, self._most_bytes - self.reserved)
+        return max(0, self.most_bytes - self.reserved)
 
     @property
     def surplus_bytes(self) -> int:
@@ -76,7 +77,7 @@ class Segment:
     @property
     def left_bytes(self) -> int:
         """What may still be appended."""
-        return max(0, self._most_bytes - self.end)
+        return max(0, self.most_bytes - self.end)
 
     def can_take(self, size_bytes: int) -> bool:
         """Return whether so many bytes may be appended, or the segment is full."""
@@ -117,6 +118,30 @@ class Segment:
         """Remove the file, which no row of the index names any more, and end the ownership."""
         remove(self._folder, self.number)
         self.close()
+
+
+class Borrowed:
+    """A segment with places that this process has evicted and writes to again, whoever owns it.
+
+    Attributes:
+        number: Its number.
+        fd: A descriptor.
+        n_pending: Places whose bytes are neither published nor given up.
+
+    Raises:
+        OSError: It is gone, or the disk failed.
+    """
+
+    def __init__(self, folder: str, number: int) -> None:
+        self.number = number
+        self.fd = os.open(segment_path(folder, number), _FLAGS)
+        self.n_pending = 0
+
+    def close(self) -> None:
+        """Close the descriptor; closing twice is fine."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
 
 
 def aligned(size_bytes: int, block_bytes: int) -> int:
@@ -160,7 +185,8 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
 
     Args:
         fd: The segment.
-        pieces: For each place its size and the bytes.
+        pieces: For each place its size and the bytes. Whole blocks are written, so that none has to
+            be read before.
         start: Where the first one begins.
     """
     most_zeros = max(size - len(data) for size, data in pieces)
@@ -173,7 +199,6 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
     for first in range(0, len(pieces), _MOST_AT_ONCE):
         now = pieces[first : first + _MOST_AT_ONCE]
         buffers = [part for size, data in now for part in (data, zeros[: size - len(data)])]
-        del buffers[-1]  # a file that has a segment of its own ends with its last byte
         n_bytes = sum(map(len, buffers))
         n_written = os.pwritev(fd, buffers, start)
         if n_written < n_bytes:  # the disk is full, as the next write will say

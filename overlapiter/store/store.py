@@ -6,8 +6,9 @@ The protocol, by which nothing leaks whichever process is killed when:
    for a reservation before anything is written.
 2. *Copy*: read the source, append to the own segment; no transaction is open meanwhile.
 3. *Publish*: a row in ``staged``; the claim ends.
-4. *Evict*: the row moves to ``going``; the blocks are given back; then the row is deleted and the
-   charge is lowered in one transaction.
+4. *Evict*: the row moves to ``going``. Either another file of as many blocks is written to that
+   place, and the row is deleted when it is published; or the blocks are given back, and then the
+   row is deleted and the charge is lowered in one transaction.
 5. *Take over* from an owner that has ended: finish what was going, give back what no row names
    while it is still charged, then charge what is left.
 
@@ -248,10 +249,18 @@ class Store:
     def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
         """Return where to write the first ones of claimed files, as far as there is room now.
 
-        The places follow each other in one segment; one that is too large to share it ends them.
+        One that is too large to share a segment ends them.
         """
+
+        def places(opened: OpenGeneration) -> list[Place]:
+            places = opened.places(sizes_bytes)
+            # What is vacant has other sizes.
+            if not places and reclaim.finish_vacant(opened, keep_room=True):
+                places = opened.places(sizes_bytes)
+            return places
+
         # In a generation that is not in use any more it is of no use, and publishing says so.
-        return self._on(lambda opened: opened.places(sizes_bytes), look=False)
+        return self._on(places, look=False)
 
     def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files, as far as there is any.
@@ -291,7 +300,7 @@ class Store:
     ) -> bool:
         """Publish copies; return False if their generation was thrown away meanwhile."""
         places = [place for _, place, _ in copies]
-        is_here = all(opened.is_own(segment) for segment in {place.segment for place in places})
+        is_here = all(map(opened.is_here, places))
         at = int(time.time())
         rows = [
             (
@@ -305,8 +314,7 @@ class Store:
         def work(cursor: Cursor) -> list[Evicted]:
             if not is_here:
                 return []
-            for number in {extent.segment for _, _, extent in copies}:
-                opened.require_own(cursor, number)
+            opened.fill(cursor, places)
             into = "INSERT OR IGNORE INTO staged"
             going: list[Evicted] = []
             if insert(cursor, into, rows) < len(rows):  # some were staged already
@@ -348,7 +356,10 @@ class Store:
         """Return by how much the capacity is exceeded, which was larger before."""
         if self.site.capacity_bytes is None:
             return 0
-        return max(0, self.total_bytes() - self.site.capacity_bytes)
+        excess_bytes = self.total_bytes() - self.site.capacity_bytes
+        if excess_bytes > 0 and self._on(reclaim.finish_vacant):
+            excess_bytes = self.total_bytes() - self.site.capacity_bytes
+        return max(0, excess_bytes)
 
     def total_bytes(self) -> int:
         """Return the bytes that all segments are charged for."""
@@ -383,7 +394,7 @@ class Store:
 
         def rest(opened: OpenGeneration) -> None:
             opened.rest()
-            reclaim.finish(opened)
+            reclaim.finish_vacant(opened)
 
         if self._access.is_open:
             self._on(rest)

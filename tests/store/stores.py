@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from overlapiter.store import segments
 from overlapiter.store.extents import DamagedError, Extent, ExtentReader, checksum_of
 from overlapiter.store.generation import segments_folder
+from overlapiter.store.opened import write_files
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Copy, Place, Store, Wanted
 
@@ -73,8 +73,7 @@ def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> lis
         if not places:
             break
         now = [*zip(places, left, strict=False)]
-        pieces = [(place.size, data) for place, (_, data) in now]
-        segments.write_many(places[0].segment.fd, pieces, max(places[0].start, 0))
+        write_files([(place, data) for place, (_, data) in now])
         for place, (path, data) in now:
             key = store.key_of(path)
             checksum = checksum_of(data, key, _MTIME)
