@@ -3,9 +3,9 @@
     python -m tests.store.crashes kill|fail [--sample N] [--only INDEX]
 
 What is done: open a store in which a dead process has left work half-done, take that over, claim,
-copy, publish, evict, sweep and close. One run for each system call of it. After each, another
-process at once takes over, stages everything and reads it, within the capacity, and the total is
-what lies on the disk. Prints a line for each run that went wrong.
+copy, publish, evict, write to places that were evicted, sweep and close. One run for each system
+call of it. After each, another process at once takes over, stages everything and reads it, within
+the capacity, and the total is what lies on the disk. Prints a line for each run that went wrong.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ STEPS = [
     "publish",
     "roll",
     "evict",
+    "reuse",
     "sweep",
     "close",
     "again",
@@ -140,13 +141,22 @@ def use(directory: Path, allowed: tuple[type[BaseException], ...]) -> int:
     def evict() -> None:
         store.evict([store.key_of(path) for path in (LARGE, *FILES.paths[10:13])])
 
+    def reuse() -> None:
+        some = FILES.paths[:4]
+        store.evict([store.key_of(path) for path in some], keep_room=True)
+        half_done = one_place(store, len(FILES.contents[some[3]]))
+        if half_done is not None:
+            store.give_up(half_done)
+        stage(store, FILES, some[:3])  # the place of the other one stays vacant
+
     def again() -> None:
         stage(store, FILES, FILES.paths[:3])
         store.close()
 
     steps: list[Callable[[], object]] = [
         store.total_bytes, store.take_over, lambda: claim([FILES.paths[0], *FILES.paths[5:12]]),
-        lambda: copy(FILES.paths), publish, roll, evict, store.sweep, store.close, again,
+        lambda: copy(FILES.paths), publish, roll, evict, reuse, store.sweep,
+        store.close, again,
     ]  # fmt: skip
     for step in steps:
         next_step()
