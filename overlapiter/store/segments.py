@@ -3,7 +3,8 @@
 A process holds the ``flock`` on every segment that it appends to. The kernel drops that lock when
 the process ends, however it ends and in whatever container it ran; so it tells the living from the
 dead. It is taken when the file is made, before any row of the index names it: a file without row
-and lock is garbage. Names are random and never used twice, nor are the places in a segment.
+and lock is garbage. Names are random and never used twice. The place of an evicted file is written
+to again only by the process that has evicted it, as long as its row in ``going`` says so.
 
 Everything here raises OSError if the disk fails.
 """
