@@ -172,10 +172,13 @@ def close_lost(*names: str) -> None:
         names: Of anonymous memory that this process closes as soon as it has mapped it.
     """
     lost = {f"/memfd:{name} (deleted)" for name in (_MEMORY_NAME, *names)}
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # the list's own descriptor
+    fds: list[str] = []
+    with contextlib.suppress(OSError):  # no descriptor is left for the list, and none was lost
+        fds = os.listdir("/proc/self/fd")
+    for fd in fds:
+        with contextlib.suppress(OSError):  # that of the list is closed
             if os.readlink(f"/proc/self/fd/{fd}") in lost:
-                os.close(fd)
+                os.close(int(fd))
 
 
 def is_ready(source: int | socket.SocketType, event: int, timeout_seconds: float) -> bool:
