@@ -62,10 +62,34 @@ class Content(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """A source file that was opened, and when that began."""
+    """A source file that was opened, and how long that took."""
 
     file: LocalFile
-    began_ns: int
+    took_ns: int
+
+
+class _TimedFile:
+    """A source file; ``took_ns`` is how long its answers took, without what is done between."""
+
+    def __init__(self, file: OriginalFile, took_ns: int) -> None:
+        self._file = file
+        self.took_ns = took_ns
+
+    def stat(self) -> Original:
+        """Tell what the file is now."""
+        began_ns = time.monotonic_ns()
+        try:
+            return self._file.stat()
+        finally:
+            self.took_ns += time.monotonic_ns() - began_ns
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return up to so many bytes more."""
+        began_ns = time.monotonic_ns()
+        try:
+            return self._file.read(size_bytes)
+        finally:
+            self.took_ns += time.monotonic_ns() - began_ns
 
 
 class Copy(NamedTuple):
@@ -125,9 +149,11 @@ class Copier:
             return Staged(Outcome.REFUSED)
         got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
         data, read_bytes = b"", 0
-        began_ns = opened.began_ns if opened else time.monotonic_ns()
+        began_ns, source = time.monotonic_ns(), None
         try:
-            with opened.file if opened else self._origin.open(file.path) as source:
+            with opened.file if opened else self._origin.open(file.path) as given:
+                took_ns = opened.took_ns if opened else time.monotonic_ns() - began_ns
+                source = _TimedFile(given, took_ns)
                 original = source.stat()
                 if original.size_bytes > CHUNK_BYTES:
                     release()  # what it takes is known now
@@ -141,7 +167,7 @@ class Copier:
                         read_bytes = original.size_bytes
         except (OSError, ValueError) as error:  # no file can have a path with a null in it
             got, read_bytes = self._health.blame_source(home, error), 0
-        read_ns = time.monotonic_ns() - began_ns
+        read_ns = source.took_ns if source else time.monotonic_ns() - began_ns
         self._note_answer("read slow store", file.path, read_ns, read_bytes)
         if isinstance(got, Copy):
             return got._replace(answer=got.answer._replace(read_ns=read_ns))

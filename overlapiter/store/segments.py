@@ -33,6 +33,9 @@ _GONE = (FileNotFoundError, IsADirectoryError)
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 #: Files written in one call, which takes 1,024 buffers: each file, and the zeros behind it.
 _MOST_AT_ONCE = 256
+#: And their bytes: for more, ext4 takes memory of 2 MiB in one piece, which a virtual machine may
+#: have given back to its host, and gets again 4 KiB at a time.
+_MOST_BYTES_AT_ONCE = 1 << 20
 #: Behind a file; where the blocks of the disk are larger, as CephFS has 4 MiB, they are left out.
 _MOST_ZEROS = 64 << 10
 _NAME = re.compile("[0-9a-f]{16}")
@@ -197,14 +200,26 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
             start += size
         return
     zeros = memoryview(bytes(most_zeros))
-    for first in range(0, len(pieces), _MOST_AT_ONCE):
-        now = pieces[first : first + _MOST_AT_ONCE]
+    for now in _calls(pieces):
         buffers = [part for size, data in now for part in (data, zeros[: size - len(data)])]
         n_bytes = sum(map(len, buffers))
         n_written = os.pwritev(fd, buffers, start)
         if n_written < n_bytes:  # the disk is full, as the next write will say
             write(fd, b"".join(buffers)[n_written:], start + n_written)
         start += sum(size for size, _ in now)
+
+
+def _calls(pieces: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Divide files among calls."""
+    now: list[tuple[int, bytes]] = []
+    n_bytes = 0
+    for piece in pieces:
+        n_bytes += piece[0]
+        if now and (n_bytes > _MOST_BYTES_AT_ONCE or len(now) == _MOST_AT_ONCE):
+            yield now
+            now, n_bytes = [], piece[0]
+        now.append(piece)
+    yield now
 
 
 def make_owned(folder: str) -> tuple[int, int]:

@@ -413,7 +413,8 @@ class Stager:
                 got = self._copier.take(read, file, part.home, release)
                 taken.setdefault(part, {})[file] = got
             elif self._bulk is not None:
-                opened = Opened(self._bulk.lent(read, file.path), read.began_ns)
+                took_ns = read.ended_ns - read.began_ns
+                opened = Opened(self._bulk.lent(read, file.path), took_ns)
                 self._submit(functools.partial(self._copy, part, file, release, opened))
         for part, copied in taken.items():
             self._end_copies(part, copied, self._submit)

@@ -92,6 +92,21 @@ def test_a_source_that_gives_less_than_it_was_asked_for_is_copied_whole(tmp_path
 
 
 @in_a_process
+def test_a_disk_that_writes_slowly_does_not_make_the_source_slow(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, contents_of(1, 300_000))
+    real = copier.write
+
+    def write_slowly(*arguments):
+        time.sleep(0.5)
+        real(*arguments)
+
+    monkeypatch.setattr(copier, "write", write_slowly)
+    (answer,) = setting.stage(*setting.paths).values()
+    assert 0 < answer.read_ns < 0.5e9
+    setting.close()
+
+
+@in_a_process
 def test_threads_that_want_the_same_files_read_each_once(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         setting = Setting(tmp_path, contents_of(24), submit=pool.submit)

@@ -181,6 +181,13 @@ def test_each_read_needs_two_descriptors(n_more, n_reads):
         assert reads_within_limit() == n_reads
 
 
+def test_the_first_answer_of_a_source_tells_how_many_threads_are_of_use(crew):
+    crew.threads.resize(8)
+    crew.threads.note_answer(10_000)
+    crew.put(3)
+    crew.await_busy(1)
+
+
 def test_jobs_that_never_end_hold_up_no_others_of_a_source_that_answers_at_once(crew):
     crew.threads.resize(8)
     for _ in range(500):

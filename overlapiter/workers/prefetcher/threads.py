@@ -22,7 +22,7 @@ _SPARE_DESCRIPTORS = 24  # for the dataset, messages, the index and the segments
 _STEP_NS = 250_000
 #: What is assumed of a source of which nothing is known, or that does not answer.
 _SLOW_NS = 500_000_000
-#: The latest answer counts for this share of the mean.
+#: The latest answer counts for this share of the mean; the first ones count alike.
 _SHARE = 1 / 16
 #: It counts for at most so many times the mean; so if an eighth of them are long, these tell.
 _MOST_OF_MEAN = 8
@@ -51,7 +51,7 @@ class Threads:
         self._n_begun = self._n_begun_before = self._n_looks = 0
         self._since: dict[int, int] = {}  # of each thread at work: at which look its job began
         self._held: set[int] = set()  # threads whose jobs have lasted for more than a look
-        self._learn(_SLOW_NS)
+        self._forget()
 
     def __len__(self) -> int:
         """Return how many threads there may be, once those that are too many have ended."""
@@ -69,8 +69,13 @@ class Threads:
 
         Few long ones among many short ones count little: on a busy node they waited for a core.
         """
-        mean_ns = self._mean_ns
-        self._learn(mean_ns + (min(took_ns, _MOST_OF_MEAN * mean_ns) - mean_ns) * _SHARE)
+        self._n_answers += 1
+        mean_ns, share = self._mean_ns, max(_SHARE, 1 / self._n_answers)
+        self._learn(mean_ns + (min(took_ns, _MOST_OF_MEAN * mean_ns) - mean_ns) * share)
+
+    def _forget(self) -> None:
+        self._n_answers = 0
+        self._learn(_SLOW_NS)
 
     def _learn(self, mean_ns: float) -> None:
         self._mean_ns, self._n_useful = mean_ns, int(mean_ns / _STEP_NS) or 1
@@ -81,7 +86,7 @@ class Threads:
             self._held = {thread for thread, since in self._since.items() if since < self._n_looks}
             self._n_looks += 1
             if self._jobs and self._n_begun == self._n_begun_before:
-                self._learn(_SLOW_NS)
+                self._forget()
             for _ in range(len(self._jobs)):
                 self._wake_for_job()
             self._n_begun_before = self._n_begun
