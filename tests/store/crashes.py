@@ -28,19 +28,17 @@ from typing import NamedTuple
 from overlapiter.store import segments
 from overlapiter.store.extents import SMALL_BYTES, ExtentReader
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.store import Store
 from tests.store.stores import (
     BLOCK_BYTES,
     Files,
+    check_accounts,
     disk_bytes,
     in_blocks,
     made_store,
     one_place,
     read,
-    segment_paths,
     stage,
     staged,
-    sum_of_charges,
     wanted,
     written,
     written_together,
@@ -194,16 +192,6 @@ def look(directory: Path, *, was_killed: bool) -> None:
     store.close()
     check_accounts(store, directory)
     assert time.monotonic() - began < SOON_SECONDS, WAITED
-
-
-def check_accounts(store: Store, directory: Path) -> None:
-    total_bytes, charged_bytes = store.total_bytes(), sum_of_charges(store)
-    names = store._access.read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
-    store.close()
-    found_bytes = disk_bytes(directory)
-    assert total_bytes == charged_bytes == found_bytes, (total_bytes, charged_bytes, found_bytes)
-    rest = {f"{number:016x}" for (number,) in names} ^ {p.name for p in segment_paths(directory)}
-    assert len(rest) <= 1, "garbage"  # the row of the store that was asked
 
 
 # --- runs -----------------------------------------------------------------------------------------

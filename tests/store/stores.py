@@ -100,6 +100,16 @@ def staged(store: Store, files: Files) -> dict[str, Extent]:
     return {w.path: found[w.key].extent for w in wanted(store, files.paths) if w.key in found}
 
 
+def check_accounts(store: Store, directory: Path) -> None:
+    total_bytes, charged_bytes = store.total_bytes(), sum_of_charges(store)
+    names = store._access.read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
+    store.close()
+    found_bytes = disk_bytes(directory)
+    assert total_bytes == charged_bytes == found_bytes, (total_bytes, charged_bytes, found_bytes)
+    rest = {f"{number:016x}" for (number,) in names} ^ {p.name for p in segment_paths(directory)}
+    assert len(rest) <= 1, "garbage"  # the row of the store that was asked
+
+
 def read(reader: ExtentReader, extent: Extent) -> bytes | None:
     """Return the bytes of an extent; None if they are not the copy."""
     try:

@@ -10,10 +10,10 @@ import pytest
 
 from overlapiter.store.extents import SMALL_BYTES, DamagedError, ExtentReader
 from overlapiter.store.store import Store
-from tests.store.crashes import check_accounts
 from tests.store.stores import (
     BLOCK_BYTES,
     Files,
+    check_accounts,
     disk_bytes,
     in_blocks,
     made_store,
