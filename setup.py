@@ -16,6 +16,7 @@ MODULES = [
         f"overlapiter.{package}.{name}",
         [f"overlapiter/{package}/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x030A0000")],
+        extra_compile_args=["-O3"],  # some Pythons are compiled without, and then so are modules
         py_limited_api=True,
         optional=True,
     )

@@ -42,6 +42,10 @@ class WaitTimeoutError(Exception):
         self.waited_seconds = waited_seconds
 
 
+class TimeoutWarning(RuntimeWarning):
+    """No mini-batch has come for a while."""
+
+
 class FailedBatch(NamedTuple):
     """A mini-batch that cannot be delivered; takes its place.
 

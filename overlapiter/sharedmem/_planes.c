@@ -9,6 +9,17 @@ overlapiter/sharedmem/images.py says what the functions do. */
 #include <stdint.h>
 #include <string.h>
 
+/* Processors with AVX2 split in a half to a fifth of the time; the C library chooses when it loads
+this module, so that it runs on all others, too. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#endif
+#endif
+#ifndef FOR_EACH_PROCESSOR
+#define FOR_EACH_PROCESSOR
+#endif
+
 /* The distance of two pixels is a constant where it may be, so that the compiler uses vectors. */
 #define SPLIT_ROWS(type, distance)                                              \
     for (y = 0; y < height; y++) {                                              \
@@ -23,6 +34,7 @@ overlapiter/sharedmem/images.py says what the functions do. */
     }
 
 #define DEFINE_SPLIT(type)                                                                 \
+    FOR_EACH_PROCESSOR                                                                     \
     static void split_##type(char *to, const char *from, Py_ssize_t height, Py_ssize_t width, \
                              Py_ssize_t row_bytes, Py_ssize_t pixel_bytes)                 \
     {                                                                                      \

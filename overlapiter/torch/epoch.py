@@ -16,7 +16,13 @@ from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from overlapiter.errors import ExampleError
-from overlapiter.faults import FailedBatch, SkippedExamples, WaitTimeoutError, explain_stall
+from overlapiter.faults import (
+    FailedBatch,
+    SkippedExamples,
+    TimeoutWarning,
+    WaitTimeoutError,
+    explain_stall,
+)
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import Pipeline
 from overlapiter.sources import Key
@@ -28,10 +34,6 @@ from overlapiter.torch.states import Progress
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
-
-
-class TimeoutWarning(RuntimeWarning):
-    """No mini-batch has come for a while."""
 
 
 class Epoch(_BaseDataLoaderIter):

@@ -6,24 +6,23 @@ import contextlib
 import os
 import pickle
 import time
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import data
 from torch.utils.data import default_collate
 
-from overlapiter.peers.holders import NodeShare
-from overlapiter.pipeline import Pipeline
-from overlapiter.planning import with_staging
-from overlapiter.torch.batches import TensorViews, WholeViews
 from overlapiter.torch.collation import Collation
 from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
 from overlapiter.torch.orders import size_of
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
-from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
+
+if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
+    from overlapiter.peers.holders import NodeShare
+    from overlapiter.pipeline import Pipeline
 
 _PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
@@ -171,6 +170,11 @@ def _new_feed(
     created_ns = time.monotonic_ns()
     imports = preload_of(loader)
     start_forkserver(imports)
+    from overlapiter.pipeline import Pipeline  # while the forkserver starts
+    from overlapiter.planning import with_staging
+    from overlapiter.torch.batches import TensorViews, WholeViews
+    from overlapiter.workers.plan import SupervisorPlan
+
     parcel = Parcel(face, FacePickler, name="")
     purpose = options, parcel.digest
     plan = SupervisorPlan(

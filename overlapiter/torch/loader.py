@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.utils.data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from overlapiter.errors import ExampleError, OptionError
-from overlapiter.explain import Explanation
-from overlapiter.faults import SkippedExamples, warn_if_failure_hangs
+from overlapiter.faults import SkippedExamples, TimeoutWarning, warn_if_failure_hangs
 from overlapiter.options import BadExamples, Staging, check_staging, count_or_none, skip_limit
 from overlapiter.scatter import ScatteredOrder
-from overlapiter.stats import Stats
 from overlapiter.torch.datasets import register_known
-from overlapiter.torch.epoch import Epoch, TimeoutWarning
 from overlapiter.torch.feed import Shelf, preload_of
-from overlapiter.torch.local import LocalEpoch
 from overlapiter.torch.orders import DistributedOrder, OrderedSampler, order_of_ranks, samplers_of
 from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
 from overlapiter.workers.start.launch import start_forkserver
+
+if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
+    from overlapiter.explain import Explanation
+    from overlapiter.stats import Stats
 
 T = TypeVar("T", covariant=True)
 
@@ -170,9 +170,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._check_workers()
         if self.num_workers:
             self.check_worker_number_rationality()
-        kind = Epoch if self.num_workers else LocalEpoch
         with resumed(self) as state:
-            return kind(self, state)
+            if not self.num_workers:
+                from overlapiter.torch.local import LocalEpoch
+
+                return LocalEpoch(self, state)
+            from overlapiter.torch.epoch import Epoch  # while the forkserver starts
+
+            return Epoch(self, state)
 
     def _set_out(self) -> Progress:
         """Begin an epoch, before anything is drawn for it."""

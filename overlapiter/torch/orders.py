@@ -17,7 +17,6 @@ from torch.utils.data.distributed import DistributedSampler
 from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.order import Indices
-from overlapiter.planning import check_size
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.sources import Key
 
@@ -209,6 +208,8 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
     Raises:
         OptionError: The dataset has no length, or one that is too large to be staged.
     """
+    from overlapiter.planning import check_size  # while the forkserver starts
+
     check_size(size_of(loader.dataset, "staging"))
     *batching, innermost = samplers_of(loader)
     is_known = [type(sampler) for sampler in batching] in ([], [data.BatchSampler])

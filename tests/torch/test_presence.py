@@ -66,3 +66,18 @@ def test_a_reader_without_pytorch_draws_the_same_and_one_that_imports_it_late_to
 ) -> None:
     ended = run_script(tmp_path, PROGRAM)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_the_forkserver_starts_before_the_rest_is_imported(tmp_path: Path) -> None:
+    body = """
+import sys
+import overlapiter
+
+overlapiter.torch.DataLoader
+print({f"overlapiter.{name}" for name in ("pipeline", "planning", "store")} & sys.modules.keys())
+if __name__ == "__main__":
+    loader = overlapiter.torch.DataLoader([1, 2], 2, num_workers=1)
+    print(*loader)
+    loader.close()
+"""
+    assert run_script(tmp_path, body).stdout == "set()\ntensor([1, 2])\n"

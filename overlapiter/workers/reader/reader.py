@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -86,8 +85,6 @@ class FileReader:
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
         self._end_forks(self._begin_error)
-        if self._copies is not None:
-            _import_image_formats()
         with self._trace, contextlib.suppress(ChannelClosedError):
             while True:
                 before_ns = time.monotonic_ns()
@@ -347,17 +344,6 @@ class _Reading:
                         del self.entries[number + 1 :]
                         return None
         return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
-
-
-def _import_image_formats() -> None:
-    """Have Pillow, if it is there, import its formats now, while the first files are staged.
-
-    Pillow itself imports them when it opens its first file object. Where the forkserver has
-    imported them, there is nothing to do.
-    """
-    preinit = getattr(sys.modules.get("PIL.Image"), "preinit", None)
-    if preinit is not None and "PIL.JpegImagePlugin" not in sys.modules:
-        preinit()
 
 
 def _is_countable(index: object) -> bool:
