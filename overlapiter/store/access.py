@@ -171,5 +171,7 @@ class Access:
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is not None:
-                reclaim.finish_later(opened, opened.take_vacant())
-                opened.close()
+                try:
+                    reclaim.finish_later(opened, opened.take_vacant())
+                finally:
+                    opened.close()

@@ -48,7 +48,7 @@ CREATE TABLE staged (  -- complete copies
   mtime INTEGER NOT NULL, checksum INTEGER NOT NULL,
   boot INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE TABLE copying (key INTEGER PRIMARY KEY, owner INTEGER NOT NULL);
-CREATE TABLE going (  -- evicted; the blocks are being given back to the disk
+CREATE TABLE going (  -- evicted; the owner gives the blocks back to the disk, or to another file
   segment INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, owner INTEGER NOT NULL,
   PRIMARY KEY (segment, start)) WITHOUT ROWID;
 CREATE TABLE segment (  -- the owner is the first segment of the process; 0 once it is closed

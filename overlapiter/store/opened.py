@@ -320,6 +320,12 @@ class OpenGeneration:
                 self._vacant.setdefault(size_bytes, []).append((number, start, size_bytes))
                 self._vacant_bytes += size_bytes
 
+    def has_vacant_for(self, size_bytes: int) -> bool:
+        """Return whether what is vacant makes room for a file once it is given back."""
+        if size_bytes > SMALL_BYTES:  # together with what nobody is charged for yet
+            return bool(self._vacant_bytes)
+        return self._vacant_bytes > 0 and self.spare_bytes >= aligned(size_bytes, self.block_bytes)
+
     def take_vacant(self) -> list[Evicted]:
         """Return all that is vacant, to be given back."""
         with self.lock:
@@ -450,8 +456,9 @@ class OpenGeneration:
                 place.segment.close()
                 return
             self.settle([place])
-            if place.is_reused:
-                self.keep_vacant([(place.segment.number, place.start, place.size)])
+            if isinstance(place.segment, Borrowed):
+                # Not vacant again: the disk may be unable to write there.
+                self.unfinished.append((place.segment.number, place.start, place.size))
                 return
             if self._is_left:
                 return  # other processes give everything back
@@ -465,6 +472,10 @@ class OpenGeneration:
     def settle(self, places: Sequence[Place], *, is_published: bool = False) -> None:
         """Note that nothing is written at some places any more."""
         with self.lock:
+            if is_published and any(place.is_reused for place in places):
+                # Who waits for this process looks at its own segments; see Store.progress.
+                with contextlib.suppress(OSError):
+                    os.utime(self.owner.fd)
             for _, segment, start, _ in places:
                 segment.n_pending -= 1
                 if isinstance(segment, Borrowed):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from . import segments
 from .extents import WHOLE, Extent
-from .index import Cursor, IndexBusyError, IndexDamagedError
+from .index import Cursor, IndexBusyError, IndexDamagedError, StaleError
 from .opened import OpenGeneration, is_full
 from .tables import (
     Evicted,
@@ -76,15 +76,25 @@ def evict(
         if not is_full(error):
             raise
         # The log of the index cannot grow. The blocks go first: a process that reads them
-        # meanwhile notices by the checksum.
+        # meanwhile notices by the checksum, and so does one that reads what another process, which
+        # has evicted the same, has staged there meanwhile.
         _give_back(opened, places_of_extents(opened.index.read(chosen).values(), block_bytes))
         marked, going, _ = opened.write(mark)
         stay_vacant = False
-    vacant = [place for place in going if place[1] != WHOLE] if stay_vacant else []
+    vacant = [place for place in going if stay_vacant and _is_shared(place)]
     opened.keep_vacant(vacant)
-    if len(vacant) < len(going):
-        finish(opened, set(going).difference(vacant), keep_room=keep_room)
+    rest = set(going).difference(vacant)
+    if keep_room and not stay_vacant:  # there is to be less on the disk
+        rest.update(opened.take_vacant())
+    if rest:
+        finish(opened, rest, keep_room=keep_room)
     return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
+
+
+def _is_shared(place: Evicted) -> bool:
+    """Return whether a place lies in a segment that files share, and can be there."""
+    _, start, size_bytes = place
+    return 0 <= start <= segments.SEGMENT_BYTES - size_bytes
 
 
 def finish(
@@ -118,9 +128,11 @@ def finish_vacant(opened: OpenGeneration, *, keep_room: bool = False) -> bool:
 
 def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
     """Do what may be done later as well, after what was asked for has been done."""
-    with contextlib.suppress(OSError, IndexBusyError):
+    with opened.lock:
+        opened.unfinished += places
+    with contextlib.suppress(OSError, IndexBusyError, IndexDamagedError, StaleError):
         opened.retire()
-        finish(opened, places)
+        finish(opened)
 
 
 def _give_back(opened: OpenGeneration, places: Iterable[Evicted]) -> None:
@@ -148,7 +160,7 @@ def _punch(
 def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int) -> list[int]:
     """Delete this process's rows of ``going``, lower the charges; return the empty segments."""
     select = "SELECT segment, start FROM going WHERE owner=?"
-    mine = set(cursor.execute(select, (owner,)))  # few: what is being given back at this moment
+    mine = set(cursor.execute(select, (owner,)))  # few: what is vacant, or being given back
     gone = [place for place in places if place[:2] in mine]
     if len(gone) == len(mine):  # as a rule; one statement gives the interpreter's lock away once
         cursor.execute("DELETE FROM going WHERE owner=?", (owner,))

@@ -254,8 +254,8 @@ class Store:
 
         def places(opened: OpenGeneration) -> list[Place]:
             places = opened.places(sizes_bytes)
-            # What is vacant has other sizes.
-            if not places and reclaim.finish_vacant(opened, keep_room=True):
+            if not places and opened.has_vacant_for(sizes_bytes[0]):  # in places of other sizes
+                reclaim.finish_vacant(opened, keep_room=True)
                 places = opened.places(sizes_bytes)
             return places
 

@@ -23,7 +23,7 @@ from .segments import aligned
 _MOST_KEYS, _MOST_VALUES = 256, 640
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 
-#: Where bytes lie that are given back to the disk: segment, start (WHOLE for all of it), size in
+#: Where bytes lie that were evicted: segment, start (WHOLE for all of it), size in
 #: whole blocks.
 Evicted = tuple[int, int, int]
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from overlapiter.store import opened
 from overlapiter.store.extents import SMALL_BYTES, DamagedError, ExtentReader
 from overlapiter.store.store import Store
+from tests.store.actors import in_a_process
 from tests.store.stores import (
     BLOCK_BYTES,
     Files,
@@ -17,10 +23,12 @@ from tests.store.stores import (
     disk_bytes,
     in_blocks,
     made_store,
+    one_place,
     read,
     stage,
     staged,
     sum_of_charges,
+    wanted,
 )
 
 
@@ -45,6 +53,7 @@ def assert_right(store: Store, files: Files, paths: list[str]) -> None:
     reader.close()
 
 
+@in_a_process
 def test_a_file_of_as_many_blocks_takes_the_place_of_an_evicted_one(tmp_path: Path) -> None:
     files = files_of(3, 5, 2, 5, 3, 2)
     old, new = files.paths[:3], files.paths[3:]
@@ -65,6 +74,7 @@ def test_a_file_of_as_many_blocks_takes_the_place_of_an_evicted_one(tmp_path: Pa
     check_accounts(store, tmp_path)
 
 
+@in_a_process
 def test_places_of_other_sizes_make_room_all_the_same(tmp_path: Path) -> None:
     files = files_of(3, 3, 3, 4, 5)
     store = made_store(tmp_path, capacity_bytes=10 * BLOCK_BYTES)
@@ -77,6 +87,7 @@ def test_places_of_other_sizes_make_room_all_the_same(tmp_path: Path) -> None:
     check_accounts(store, tmp_path)
 
 
+@in_a_process
 def test_a_large_file_has_the_room_of_small_ones(tmp_path: Path) -> None:
     files = files_of(*[8] * 40, 300)
     assert len(files.contents[files.paths[-1]]) > SMALL_BYTES
@@ -89,6 +100,7 @@ def test_a_large_file_has_the_room_of_small_ones(tmp_path: Path) -> None:
     check_accounts(store, tmp_path)
 
 
+@in_a_process
 def test_places_that_nothing_is_written_to_are_given_back(tmp_path: Path) -> None:
     files = files_of(3, 4, 5)
     store = made_store(tmp_path)
@@ -102,6 +114,7 @@ def test_places_that_nothing_is_written_to_are_given_back(tmp_path: Path) -> Non
     check_accounts(store, tmp_path)
 
 
+@in_a_process
 def test_places_of_another_process_are_written_to(tmp_path: Path) -> None:
     files = files_of(3, 3, 3)
     one = made_store(tmp_path, 1, capacity_bytes=3 * BLOCK_BYTES)
@@ -120,6 +133,7 @@ def test_places_of_another_process_are_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", ["capacity", "free space"])
+@in_a_process
 def test_where_less_is_to_be_on_the_disk_all_is_given_back(tmp_path: Path, limit: str) -> None:
     files = files_of(4, 4, 4)
     before = made_store(tmp_path, 1)
@@ -136,6 +150,7 @@ def test_where_less_is_to_be_on_the_disk_all_is_given_back(tmp_path: Path, limit
     store.close()
 
 
+@in_a_process
 def test_a_capacity_that_became_less_counts_what_is_vacant(tmp_path: Path) -> None:
     files = files_of(4, 4, 4)
     store = made_store(tmp_path, 1, capacity_bytes=12 * BLOCK_BYTES)
@@ -144,3 +159,97 @@ def test_a_capacity_that_became_less_counts_what_is_vacant(tmp_path: Path) -> No
     store.site = store.site._replace(capacity_bytes=8 * BLOCK_BYTES)
     assert store.excess_bytes() == 0
     store.close()
+
+
+@in_a_process
+def test_who_waits_for_a_process_sees_that_it_writes_to_such_places(tmp_path: Path) -> None:
+    files = files_of(*[2] * 6)
+    old = made_store(tmp_path, 1, capacity_bytes=4 * BLOCK_BYTES)
+    stage(old, files, files.paths[:2])
+    old.close()
+    store, waiting = (
+        made_store(tmp_path, 2, capacity_bytes=4 * BLOCK_BYTES),
+        made_store(tmp_path, 3),
+    )
+    slow = wanted(store, files.paths[5:])
+    store.claim(slow)
+    owner = waiting.claim(slow).others[slow[0].key]
+    evict(store, files.paths[:1])
+    stage(store, files, files.paths[2:3])
+    before = waiting.progress(owner)
+    time.sleep(0.02)
+    evict(store, files.paths[1:2])
+    stage(store, files, files.paths[3:4])
+    assert waiting.progress(owner) != before
+    store.publish([], [slow[0].key])
+    store.close()
+    waiting.close()
+
+
+@in_a_process
+@pytest.mark.parametrize("start", [-BLOCK_BYTES, 1 << 61])
+def test_a_place_that_cannot_be_is_damage_and_is_not_written_to(tmp_path: Path, start: int) -> None:
+    files = files_of(2, 2, 2)
+    warnings: list[str] = []
+    store = made_store(tmp_path, capacity_bytes=6 * BLOCK_BYTES)
+    store._access._warn = warnings.append
+    stage(store, files, files.paths)
+    key = store.key_of(files.paths[1])
+    store._access.write(lambda c: c.execute("UPDATE staged SET start=? WHERE key=?", (start, key)))
+    evict(store, files.paths[1:2])
+    assert "damaged" in warnings[0]
+    stage(store, files, files.paths)
+    assert_right(store, files, files.paths)
+    store.close()
+    check_accounts(store, tmp_path)
+
+
+@in_a_process
+def test_a_place_that_cannot_be_written_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(*[2] * 8)
+    store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
+    bad_start = stage(store, files, files.paths[:4])[files.paths[3]].start
+    write_many = opened.write_many
+
+    def fail_there(fd: int, pieces: Any, start: int) -> None:
+        if start == bad_start:
+            raise OSError(errno.EIO, "bad sector")
+        write_many(fd, pieces, start)
+
+    monkeypatch.setattr(opened, "write_many", fail_there)
+    evict(store, files.paths[:4])
+    n_staged = 0
+    for path in files.paths[4:]:
+        store.claim(wanted(store, [path]))
+        with contextlib.suppress(OSError):
+            place = one_place(store, len(files.contents[path]))
+            assert place is not None
+            try:
+                opened.write_files([(place, files.contents[path])])
+                n_staged += 1
+            finally:
+                store.give_up(place)  # what it holds does not matter here
+    assert n_staged == 3
+    store.close()
+    check_accounts(store, tmp_path)
+
+
+@in_a_process
+def test_places_that_are_promised_stay_vacant_for_another_file(tmp_path: Path) -> None:
+    files = files_of(*[2] * 4)
+    store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
+    before = stage(store, files, files.paths)
+    evict(store, files.paths)
+    promise = store.promise(2 * BLOCK_BYTES, 4, again=True)
+    assert promise.n_files == 4
+    assert store.places([2 * BLOCK_BYTES]) == []
+    for _ in files.paths:
+        promise.release()
+    places = store.places([2 * BLOCK_BYTES] * 4)
+    assert {place.start for place in places} == {extent.start for extent in before.values()}
+    for place in places:
+        store.give_up(place)
+    store.close()
+    check_accounts(store, tmp_path)
