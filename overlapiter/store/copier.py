@@ -1,8 +1,8 @@
 """The copier: reads source files, and writes what was read to the tiers.
 
 A file of up to 256 KiB is read at once and kept in memory until the other files of its part are
-read too: all of them take few writes, one where they lie side by side, and one transaction. A longer
-one is copied in pieces.
+read too: all of them take few writes, one where they lie side by side, and one transaction. A
+longer one is copied in pieces.
 """
 
 from __future__ import annotations
