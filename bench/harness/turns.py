@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
@@ -11,9 +12,10 @@ from tqdm import tqdm
 
 from bench.harness import isolated
 
-#: What is written to before each run, at most; about what a run uses. None where no figures are
-#: wanted, since it takes up to two seconds.
+#: What is written to before each run, at most: 0, or where figures are wanted about what a run uses,
+#: which may take two seconds.
 touched_bytes = 0
+USED_BYTES = 1 << 30
 
 
 def progress_bar(total: int, unit: str) -> tqdm:
@@ -33,8 +35,9 @@ def touch_memory() -> None:
     Virtual machines may give free memory back to their host, and a page that comes from there
     again costs several microseconds, which some runs would pay and others would not.
     """
-    memory = bytearray(b"\1") * min(touched_bytes, psutil.virtual_memory().available // 4)
-    del memory
+    n_bytes = min(touched_bytes, psutil.virtual_memory().available // 4)
+    if n_bytes:  # in a process of its own: this one is to stay small
+        subprocess.run([sys.executable, "-ISc", f"b'1' * {n_bytes}"], check=True)
 
 
 def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
