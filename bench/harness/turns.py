@@ -12,8 +12,8 @@ from tqdm import tqdm
 
 from bench.harness import isolated
 
-#: What is written to before each run, at most: 0, or where figures are wanted about what a run uses,
-#: which may take two seconds.
+#: What is written to before each run, at most: 0, or where figures are wanted about what a run
+#: uses, which may take two seconds.
 touched_bytes = 0
 USED_BYTES = 1 << 30
 

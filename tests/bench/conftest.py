@@ -9,5 +9,5 @@ from bench.harness import turns
 
 @pytest.fixture(autouse=True)
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have benchmarks touch little memory before a run: no figure counts here, and it takes long."""
+    """Have benchmarks touch little memory before a run: no figure counts here."""
     monkeypatch.setattr(turns, "USED_BYTES", 1 << 20)
