@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.harness import turns
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, machine_facts
 from bench.harness.options import OptionsError, add_arguments
@@ -73,7 +72,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options, claim, commit = parse(name, arguments), claim_of(name), commit_facts()
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     options.local.mkdir(parents=True, exist_ok=True)
-    turns.touched_bytes = 0 if options.quick else turns.USED_BYTES
     # As pip does: with PYTHONDONTWRITEBYTECODE each process would compile what it imports, 0.1 s.
     for package in ("overlapiter", "bench"):
         compileall.compile_dir(CHECKOUT / package, quiet=1)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 
-import psutil
 from tqdm import tqdm
 
 from bench.harness import isolated
-
-#: What is written to before each run, at most: 0, or where figures are wanted about what a run
-#: uses, which may take two seconds.
-touched_bytes = 0
-USED_BYTES = 1 << 30
 
 
 def progress_bar(total: int, unit: str) -> tqdm:
@@ -27,17 +20,6 @@ def progress_bar(total: int, unit: str) -> tqdm:
 def name_of(point: dict) -> str:
     """Return how a point is called in short; empty if it has no name."""
     return point.get("name") or point.get("loader", "")
-
-
-def touch_memory() -> None:
-    """Write to free memory, which the next run is going to get.
-
-    Virtual machines may give free memory back to their host, and a page that comes from there
-    again costs several microseconds, which some runs would pay and others would not.
-    """
-    n_bytes = min(touched_bytes, psutil.virtual_memory().available // 4)
-    if n_bytes:  # in a process of its own: this one is to stay small
-        subprocess.run([sys.executable, "-ISc", f"b'1' * {n_bytes}"], check=True)
 
 
 def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
@@ -52,7 +34,6 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
             for point in points[:: (-1) ** repeat]:
                 progress.set_description(name_of(point))
                 os.sync()  # what the run before wrote is not to slow down this one
-                touch_memory()
                 point.setdefault("runs", []).append(run(point))
                 progress.update()
 
