@@ -67,7 +67,8 @@ class OpenHook:
         source: Absolute root of the files on the slow store, or a URL.
         handler: Opens the staged copies.
         direct: Opens what the handler does not, where the source is a URL.
-        elsewhere: Called with any other file that is opened for reading.
+        elsewhere: Called with any other file that is opened for reading, but for Python's source:
+            what makes the text of a traceback reads that, as PyTorch does when it gets a seed.
     """
 
     def __init__(
@@ -108,8 +109,8 @@ class OpenHook:
                     return opened
                 if direct is not None:
                     return direct.open(found, mode, *args, **kwargs)
-            elif elsewhere is not None:
-                elsewhere(os.fsdecode(file))
+            elif elsewhere is not None and not (path := os.fsdecode(file)).endswith(".py"):
+                elsewhere(path)
             return underlying(file, mode, *args, **kwargs)
 
         self._wrapper = open_below_source

@@ -185,6 +185,7 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "epoch": self.epoch,
+            "random": torch.get_rng_state(),  # from which later orders are drawn
         }
         if self.args.loader == "overlap":
             state["loader"] = dict(self.train_loader.state_dict())
@@ -199,6 +200,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.epoch = state["epoch"]
+        torch.set_rng_state(state["random"].cpu())
         if "loader" in state:
             self.train_loader.load_state_dict(state["loader"])
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import sys
 import types
+import warnings
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
+from overlapiter import Staging  # noqa: E402
+from overlapiter.errors import StagingWarning  # noqa: E402
 from overlapiter.sources import declared_paths, source_roots  # noqa: E402
+from overlapiter.torch import DataLoader  # noqa: E402
 from overlapiter.torch.datasets import register_known  # noqa: E402
+from tests.torch.torch_datasets import OpenedInC  # noqa: E402
 
 
 def test_wrapped_folders_of_torchvision_declare_their_files(
@@ -41,3 +47,22 @@ def test_tensors_have_no_files() -> None:
     dataset = data.TensorDataset(torch.zeros(3))
     assert declared_paths(dataset, 0) == []
     assert source_roots(dataset) == set()
+
+
+def test_files_that_are_opened_unseen_are_reported_though_pytorch_reads_its_own(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    paths = [str(source / f"{number}.bin") for number in range(40)]
+    for path in paths:
+        Path(path).write_bytes(b"1234")
+    staging = Staging(tmp_path / "fast", source=source, keep_free=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = DataLoader(OpenedInC(paths), 4, num_workers=1, staging=staging)
+        assert torch.cat([*loader]).tolist() == [*range(40)]
+        stats = loader.stats()
+        loader.close()
+    assert [each.category for each in caught] == [StagingWarning]
+    assert stats.examples_unseen >= 36  # those of the last mini-batch are counted a moment later
