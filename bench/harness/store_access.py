@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 
 from overlapiter.store.extents import Extent, checksum_of
-from overlapiter.store.opened import write_files
+from overlapiter.store.places import write_files
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Copy, Store, Wanted
 

@@ -172,6 +172,6 @@ class Access:
             opened, self._opened = self._opened, None
             if opened is not None:
                 try:
-                    reclaim.finish_later(opened, opened.take_vacant())
+                    reclaim.finish_later(opened, opened.vacant.take_all())
                 finally:
                     opened.close()

@@ -11,7 +11,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from overlapiter.origins.bulk import BulkRead
 from overlapiter.origins.origin import LocalFile, Origin, Original, OriginalFile
@@ -20,10 +20,12 @@ from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
-from .opened import write_files
 from .outcome import MakeRoom, NoteAnswer, Outcome, Staged
+from .places import write_files
 from .segments import write
 from .store import Place, Store, Wanted
+
+ResultT = TypeVar("ResultT")
 
 #: What is read at once; smaller files are written together.
 CHUNK_BYTES = 256 << 10
@@ -77,17 +79,16 @@ class _TimedFile:
 
     def stat(self) -> Original:
         """Tell what the file is now."""
-        began_ns = time.monotonic_ns()
-        try:
-            return self._file.stat()
-        finally:
-            self.took_ns += time.monotonic_ns() - began_ns
+        return self._timed(self._file.stat)
 
     def read(self, size_bytes: int) -> bytes:
         """Return up to so many bytes more."""
+        return self._timed(self._file.read, size_bytes)
+
+    def _timed(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
         began_ns = time.monotonic_ns()
         try:
-            return self._file.read(size_bytes)
+            return call(*arguments)
         finally:
             self.took_ns += time.monotonic_ns() - began_ns
 

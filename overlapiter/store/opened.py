@@ -13,16 +13,18 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from . import boot, segments
 from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .segments import Borrowed, Segment, aligned, write_many
+from .places import Place, Promise
+from .segments import Segment, aligned
 from .site import Site
 from .tables import Evicted, delete_empty, lower, run_by_key
+from .vacant import Borrowed, Vacant
 
 ResultT = TypeVar("ResultT")
 
@@ -31,62 +33,6 @@ _RESERVE_BYTES = 1 << 20
 _PATIENCE_SECONDS = 0.2
 #: What a disk says that is full.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-
-
-class Place(NamedTuple):
-    """Where the bytes of a file are to be written; ends with publishing or giving up.
-
-    Attributes:
-        generation: The generation.
-        segment: The segment; owned by this process, or borrowed.
-        start: Where in it; WHOLE if the segment is for this file alone.
-        size: Bytes that are charged, in whole blocks.
-    """
-
-    generation: OpenGeneration
-    segment: Segment | Borrowed
-    start: int
-    size: int
-
-    @property
-    def is_reused(self) -> bool:
-        """Whether it was evicted by this process, and is named by a row in ``going``."""
-        return isinstance(self.segment, Borrowed)
-
-
-def write_files(files: Sequence[tuple[Place, bytes]]) -> None:
-    """Write small files to their places, those that follow each other in one call.
-
-    Raises:
-        OSError: The disk failed, or is full.
-    """
-    stretches: list[tuple[Place, list[tuple[int, bytes]]]] = []
-    end = None
-    for place, data in sorted(files, key=lambda file: (file[0].segment.number, file[0].start)):
-        _, segment, start, size_bytes = place
-        if start == WHOLE:  # it ends with its last byte
-            size_bytes = len(data)
-        if (segment.number, start) != end:
-            stretches.append((place, []))
-        stretches[-1][1].append((size_bytes, data))
-        end = segment.number, start + size_bytes
-    for place, pieces in stretches:
-        write_many(place.segment.fd, pieces, max(place.start, 0))
-
-
-class Promise(NamedTuple):
-    """That room is kept for small files.
-
-    Attributes:
-        n_files: For how many.
-        missing_bytes: What lacks for the others.
-        release: To be called once for each of them: before its place is asked for, or if that is
-            not needed.
-    """
-
-    n_files: int
-    missing_bytes: int
-    release: Callable[[], None]
 
 
 class OpenGeneration:
@@ -107,9 +53,7 @@ class OpenGeneration:
         can_punch: Whether the disk takes holes; else every file has a segment of its own.
         boots: How often the node was booted since the generation was made.
         unfinished: What was evicted, and could not be given back or noted yet.
-
-    What is evicted to make room for a file is *vacant*: charged, and named by a row in ``going``,
-    until a file of as many blocks is written to that place, or it is given back to the disk.
+        vacant: What was evicted, and is kept to be written to again.
 
     Raises:
         OSError: The disk failed, or is full.
@@ -130,9 +74,7 @@ class OpenGeneration:
         self.lock = threading.RLock()
         self._settled = threading.Condition(self.lock)
         self.unfinished: list[Evicted] = []
-        self._vacant: dict[int, list[Evicted]] = {}  # by their sizes
-        self._vacant_bytes = 0
-        self._borrowed: dict[int, Borrowed] = {}  # those with places that are pending
+        self.vacant = Vacant(self.lock, self.folder)
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._promised_bytes = 0
@@ -237,7 +179,7 @@ class OpenGeneration:
     @property
     def spare_bytes(self) -> int:
         """What is reserved or vacant, and neither given nor promised."""
-        return self._segment.surplus_bytes + self._vacant_bytes - self._promised_bytes
+        return self._segment.surplus_bytes + self.vacant.size_bytes - self._promised_bytes
 
     # --- places -------------------------------------------------------------------------------
 
@@ -252,7 +194,7 @@ class OpenGeneration:
             segment = self._current(charged_bytes)
             left_bytes = segment.left_bytes  # beyond it, another segment begins
             wanted_bytes = self._promised_bytes + n_files * charged_bytes
-            wanted_bytes -= self._vacant_bytes
+            wanted_bytes -= self.vacant.size_bytes
             missing_bytes = min(wanted_bytes, left_bytes) - segment.surplus_bytes
             if missing_bytes > 0 and (again or not self._is_full):
                 self._reserve(segment, missing_bytes, min(charged_bytes, missing_bytes))
@@ -296,10 +238,10 @@ class OpenGeneration:
         if segment.is_removed:  # no other process could read what is written to it
             raise StaleError(f"segment {segment.number:x} was removed")
         kept_bytes = min(self._promised_bytes, segment.left_bytes - charges[0])
-        spare_bytes = segment.surplus_bytes + self._vacant_bytes - kept_bytes
+        spare_bytes = segment.surplus_bytes + self.vacant.size_bytes - kept_bytes
         wanted_bytes = min(sum(charges) - spare_bytes, segment.room_bytes)
         if wanted_bytes > 0 and self._reserve(segment, wanted_bytes, charges[0] - spare_bytes):
-            spare_bytes = segment.surplus_bytes + self._vacant_bytes - kept_bytes
+            spare_bytes = segment.surplus_bytes + self.vacant.size_bytes - kept_bytes
         places = []
         for charged_bytes in charges:
             if charged_bytes > spare_bytes:
@@ -313,41 +255,21 @@ class OpenGeneration:
             spare_bytes -= charged_bytes
         return places
 
-    def keep_vacant(self, places: Sequence[Evicted]) -> None:
-        """Keep what this process has evicted, to write to it again."""
-        with self.lock:
-            for number, start, size_bytes in places:
-                self._vacant.setdefault(size_bytes, []).append((number, start, size_bytes))
-                self._vacant_bytes += size_bytes
-
     def has_vacant_for(self, size_bytes: int) -> bool:
         """Return whether what is vacant makes room for a file once it is given back."""
-        if size_bytes > SMALL_BYTES:  # together with what nobody is charged for yet
-            return bool(self._vacant_bytes)
-        return self._vacant_bytes > 0 and self.spare_bytes >= aligned(size_bytes, self.block_bytes)
-
-    def take_vacant(self) -> list[Evicted]:
-        """Return all that is vacant, to be given back."""
-        with self.lock:
-            places = [place for there in self._vacant.values() for place in there]
-            self._vacant, self._vacant_bytes = {}, 0
-            return places
+        if size_bytes > SMALL_BYTES:  # it may also take what no segment is charged for
+            return self.vacant.size_bytes > 0
+        charged_bytes = aligned(size_bytes, self.block_bytes)
+        return self.vacant.size_bytes > 0 and self.spare_bytes >= charged_bytes
 
     def _vacant_place(self, charged_bytes: int) -> Place | None:
         """Return a vacant place of exactly this size, if there is one."""
-        there = self._vacant.get(charged_bytes)
-        while there:
-            number, start, size_bytes = there.pop()
-            self._vacant_bytes -= size_bytes
-            if start + size_bytes <= self._segment.most_bytes:  # else it may not be written here
-                try:
-                    borrowed = self._borrowed.get(number) or Borrowed(self.folder, number)
-                except OSError:
-                    pass
-                else:
-                    self._borrowed[number] = borrowed
-                    return Place(self, borrowed, start, size_bytes)
-            self.unfinished.append((number, start, size_bytes))
+        while place := self.vacant.take(charged_bytes):
+            number, start, size_bytes = place
+            try:
+                return Place(self, self.vacant.borrow(number), start, size_bytes)
+            except OSError:
+                self.unfinished.append(place)
         return None
 
     def _current(self, size_bytes: int) -> Segment:
@@ -429,25 +351,8 @@ class OpenGeneration:
 
     def is_here(self, place: Place) -> bool:
         """Return whether a place is still one of this process."""
-        here = self._borrowed if place.is_reused else self._own
-        return here.get(place.segment.number) is place.segment
-
-    def fill(self, cursor: Cursor, places: Sequence[Place]) -> None:
-        """Note that places hold files from now on.
-
-        Raises:
-            StaleError: Another process has taken over what this one held.
-        """
-        owner = self.owner.number
-        for number in {place.segment.number for place in places if not place.is_reused}:
-            statement = "SELECT 1 FROM segment WHERE id=? AND owner=?"
-            if not cursor.execute(statement, (number, owner)).fetchone():
-                raise StaleError(f"segment {number:x} was taken over")
-        reused = [(place.segment.number, place.start, owner) for place in places if place.is_reused]
-        if reused:
-            statement = "DELETE FROM going WHERE segment=? AND start=? AND owner=?"
-            if cursor.executemany(statement, reused).rowcount < len(reused):
-                raise StaleError("what this process has evicted was taken over")
+        segment = place.segment
+        return self._own.get(segment.number) is segment or self.vacant.is_borrowed(segment)
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
@@ -472,18 +377,16 @@ class OpenGeneration:
     def settle(self, places: Sequence[Place], *, is_published: bool = False) -> None:
         """Note that nothing is written at some places any more."""
         with self.lock:
-            if is_published and any(place.is_reused for place in places):
-                # Who waits for this process looks at its own segments; see Store.progress.
-                with contextlib.suppress(OSError):
-                    os.utime(self.owner.fd)
             for _, segment, start, _ in places:
                 segment.n_pending -= 1
                 if isinstance(segment, Borrowed):
-                    if not segment.n_pending:
-                        del self._borrowed[segment.number]
-                        segment.close()
+                    self.vacant.settle(segment)
                 elif is_published and start == WHOLE:
                     self._release(segment)
+            if is_published and any(isinstance(place.segment, Borrowed) for place in places):
+                # A process that waits for this one looks at its own segments: Store.progress.
+                with contextlib.suppress(OSError):
+                    os.utime(self.owner.fd)
             self._settled.notify_all()
             self._end_ownership()
 
@@ -560,7 +463,8 @@ class OpenGeneration:
 
     def _is_settled(self) -> bool:
         """Return whether no place in a segment that files share is pending."""
-        return not self._borrowed and not any(s.n_pending and s.end for s in self._own.values())
+        shared = [segment for segment in self._own.values() if segment.end]
+        return not self.vacant.is_pending and not any(each.n_pending for each in shared)
 
     def leave(self) -> None:
         """Let go of the index, and of the segments when that is possible."""
@@ -571,8 +475,8 @@ class OpenGeneration:
 
     def _end_ownership(self) -> None:
         """Let go of the segments, after leaving, once nothing is written to them any more."""
-        is_pending = self._borrowed or any(segment.n_pending for segment in self._own.values())
-        if not self._is_left or is_pending:
+        is_pending = any(segment.n_pending for segment in self._own.values())
+        if not self._is_left or is_pending or self.vacant.is_pending:
             return
         for segment in self._own.values():
             if self._was_gone:  # no row names it, and its folder may have been made anew

@@ -71,7 +71,7 @@ def evict(
         return [*found], going, keep_room and opened.limits.spare_bytes(cursor) >= 0
 
     try:
-        marked, going, stay_vacant = opened.write(mark)
+        marked, going, stays_vacant = opened.write(mark)
     except OSError as error:
         if not is_full(error):
             raise
@@ -80,21 +80,15 @@ def evict(
         # has evicted the same, has staged there meanwhile.
         _give_back(opened, places_of_extents(opened.index.read(chosen).values(), block_bytes))
         marked, going, _ = opened.write(mark)
-        stay_vacant = False
-    vacant = [place for place in going if stay_vacant and _is_shared(place)]
-    opened.keep_vacant(vacant)
-    rest = set(going).difference(vacant)
-    if keep_room and not stay_vacant:  # there is to be less on the disk
-        rest.update(opened.take_vacant())
+        stays_vacant = False
+    rest = going
+    if stays_vacant:
+        rest = opened.vacant.keep(going, opened.owner.most_bytes)
+    elif keep_room:  # there is to be less on the disk
+        rest = going + opened.vacant.take_all()
     if rest:
         finish(opened, rest, keep_room=keep_room)
     return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
-
-
-def _is_shared(place: Evicted) -> bool:
-    """Return whether a place lies in a segment that files share, and can be there."""
-    _, start, size_bytes = place
-    return 0 <= start <= segments.SEGMENT_BYTES - size_bytes
 
 
 def finish(
@@ -119,11 +113,9 @@ def finish(
         raise
 
 
-def finish_vacant(opened: OpenGeneration, *, keep_room: bool = False) -> bool:
-    """Give back what is vacant; return whether anything was."""
-    vacant = opened.take_vacant()
-    finish(opened, vacant, keep_room=keep_room)
-    return bool(vacant)
+def finish_vacant(opened: OpenGeneration, *, keep_room: bool = False) -> None:
+    """Give back what is vacant."""
+    finish(opened, opened.vacant.take_all(), keep_room=keep_room)
 
 
 def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:

@@ -124,30 +124,6 @@ class Segment:
         self.close()
 
 
-class Borrowed:
-    """A segment with places that this process has evicted and writes to again, whoever owns it.
-
-    Attributes:
-        number: Its number.
-        fd: A descriptor.
-        n_pending: Places whose bytes are neither published nor given up.
-
-    Raises:
-        OSError: It is gone, or the disk failed.
-    """
-
-    def __init__(self, folder: str, number: int) -> None:
-        self.number = number
-        self.fd = os.open(segment_path(folder, number), _FLAGS)
-        self.n_pending = 0
-
-    def close(self) -> None:
-        """Close the descriptor; closing twice is fine."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
-
-
 def aligned(size_bytes: int, block_bytes: int) -> int:
     """Return a size in whole blocks, at least one: no two places begin where another one does."""
     return -(-max(size_bytes, 1) // block_bytes) * block_bytes
@@ -244,9 +220,14 @@ def make_owned(folder: str) -> tuple[int, int]:
         os.close(fd)
 
 
+def open_to_write(folder: str, number: int) -> int:
+    """Return a descriptor of a segment, without its ownership."""
+    return os.open(segment_path(folder, number), _FLAGS)
+
+
 @contextlib.contextmanager
 def _opened(folder: str, number: int) -> Iterator[int]:
-    fd = os.open(segment_path(folder, number), _FLAGS)
+    fd = open_to_write(folder, number)
     try:
         yield fd
     finally:
@@ -266,7 +247,7 @@ def is_owned(folder: str, number: int) -> bool:
 def remove_garbage(folder: str, number: int) -> None:
     """Remove a file that no row of the index names, unless a process owns it."""
     try:
-        fd = os.open(segment_path(folder, number), _FLAGS)
+        fd = open_to_write(folder, number)
     except OSError:  # gone, or none of ours
         return
     try:

@@ -35,8 +35,9 @@ from .generation import clear, generation_of, segment_path
 from .index import Cursor, IndexBusyError
 from .localfiles import remove_left
 from .neighbours import Neighbours
-from .opened import OpenGeneration, Promise
-from .opened import Place as Place
+from .opened import OpenGeneration
+from .places import Place as Place
+from .places import Promise, fill
 from .site import Run, Site
 from .tables import (
     Evicted,
@@ -314,7 +315,7 @@ class Store:
         def work(cursor: Cursor) -> list[Evicted]:
             if not is_here:
                 return []
-            opened.fill(cursor, places)
+            fill(cursor, places, opened.owner.number)
             into = "INSERT OR IGNORE INTO staged"
             going: list[Evicted] = []
             if insert(cursor, into, rows) < len(rows):  # some were staged already
@@ -356,9 +357,11 @@ class Store:
         """Return by how much the capacity is exceeded, which was larger before."""
         if self.site.capacity_bytes is None:
             return 0
-        excess_bytes = self.total_bytes() - self.site.capacity_bytes
-        if excess_bytes > 0 and self._on(reclaim.finish_vacant):
-            excess_bytes = self.total_bytes() - self.site.capacity_bytes
+        most_bytes = self.site.capacity_bytes
+        excess_bytes = self.total_bytes() - most_bytes
+        if excess_bytes > 0:
+            self._on(reclaim.finish_vacant)
+            excess_bytes = self.total_bytes() - most_bytes
         return max(0, excess_bytes)
 
     def total_bytes(self) -> int:

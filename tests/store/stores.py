@@ -13,7 +13,7 @@ from typing import Any
 
 from overlapiter.store.extents import DamagedError, Extent, ExtentReader, checksum_of
 from overlapiter.store.generation import segments_folder
-from overlapiter.store.opened import write_files
+from overlapiter.store.places import write_files
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Copy, Place, Store, Wanted
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from overlapiter.store import opened
+from overlapiter.store import places
 from overlapiter.store.extents import SMALL_BYTES, DamagedError, ExtentReader
 from overlapiter.store.store import Store
 from tests.store.actors import in_a_process
@@ -211,14 +211,14 @@ def test_a_place_that_cannot_be_written_is_not_tried_again(
     files = files_of(*[2] * 8)
     store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
     bad_start = stage(store, files, files.paths[:4])[files.paths[3]].start
-    write_many = opened.write_many
+    write_many = places.write_many
 
     def fail_there(fd: int, pieces: Any, start: int) -> None:
         if start == bad_start:
             raise OSError(errno.EIO, "bad sector")
         write_many(fd, pieces, start)
 
-    monkeypatch.setattr(opened, "write_many", fail_there)
+    monkeypatch.setattr(places, "write_many", fail_there)
     evict(store, files.paths[:4])
     n_staged = 0
     for path in files.paths[4:]:
@@ -227,7 +227,7 @@ def test_a_place_that_cannot_be_written_is_not_tried_again(
             place = one_place(store, len(files.contents[path]))
             assert place is not None
             try:
-                opened.write_files([(place, files.contents[path])])
+                places.write_files([(place, files.contents[path])])
                 n_staged += 1
             finally:
                 store.give_up(place)  # what it holds does not matter here
