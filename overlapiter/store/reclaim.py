@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from . import segments
 from .extents import WHOLE, Extent
-from .index import Cursor, IndexBusyError, IndexDamagedError, StaleError
+from .index import Cursor, IndexBusyError, IndexDamagedError
 from .opened import OpenGeneration, is_full
 from .tables import (
     Evicted,
@@ -122,7 +122,7 @@ def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None
     """Do what may be done later as well, after what was asked for has been done."""
     with opened.lock:
         opened.unfinished += places
-    with contextlib.suppress(OSError, IndexBusyError, IndexDamagedError, StaleError):
+    with contextlib.suppress(OSError, IndexBusyError):
         opened.retire()
         finish(opened)
 

@@ -32,7 +32,7 @@ from . import reclaim, segments
 from .access import Access
 from .extents import Extent, keys_of, source_seed
 from .generation import clear, generation_of, segment_path
-from .index import Cursor, IndexBusyError
+from .index import Cursor, IndexBusyError, IndexDamagedError, StaleError
 from .localfiles import remove_left
 from .neighbours import Neighbours
 from .opened import OpenGeneration
@@ -330,7 +330,9 @@ class Store:
         going = opened.write(work, ended)
         if is_here:
             opened.settle(places, is_published=True)
-            reclaim.finish_later(opened, going)
+            # The copies are known: what is wrong elsewhere, the next call meets and raises.
+            with contextlib.suppress(IndexDamagedError, StaleError):
+                reclaim.finish_later(opened, going)
         return is_here
 
     def give_up(self, place: Place) -> None:
