@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from .extents import WHOLE
 from .index import Cursor, StaleError
 from .segments import Segment, write_many
 from .vacant import Borrowed
 
-if TYPE_CHECKING:
-    from .opened import OpenGeneration
+
+class Giver(Protocol):
+    """A generation, as what it gives places for knows it."""
+
+    def give_up(self, place: Place) -> None:
+        """Take a place back at which no copy was completed."""
+
+    def is_gone(self) -> bool:
+        """Return whether it was thrown away, or removed."""
 
 
 class Place(NamedTuple):
     """Where the bytes of a file are to be written; ends with publishing or giving up.
 
     Attributes:
-        generation: The generation.
+        generation: The generation that gave it.
         segment: The segment; owned by this process, or borrowed.
         start: Where in it; WHOLE if the segment is for this file alone.
         size: Bytes that are charged, in whole blocks.
     """
 
-    generation: OpenGeneration
+    generation: Giver
     segment: Segment | Borrowed
     start: int
     size: int
