@@ -191,8 +191,11 @@ def are_gone(processes: list[psutil.Process], timeout_seconds: float = PROMPT_SE
 
 def _is_alive(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        # A zombie's other threads may still end, and hold its files meanwhile.
+        n_threads = len(os.listdir(f"/proc/{process.pid}/task"))
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return process.is_running() and not (is_zombie and n_threads == 1)
+    except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
         return False
 
 
