@@ -148,8 +148,10 @@ class Staging:
             where it does not find them by itself. They are not shown, and go to the workers only.
         retry_seconds: Of a source that is a URL: how long a file is tried again while the store
             cannot be reached, or answers that it is overloaded.
-        n_prefetchers: Prefetcher processes. Waiting for the slow store costs no CPU, so a few are
-            enough: None takes one for four cores, at least 2 and at most 8, or 1 on a single core.
+        n_prefetchers: Most prefetcher processes. Waiting for the slow store costs no CPU, so a few
+            are enough: None takes one for four cores, at least 2 and at most 8, or 1 on a single
+            core. More than cores are started only where ``reads_in_flight`` is given, too, or the
+            dataset does not declare its files, so that its code has to be asked for them.
         reads_in_flight: Files that all prefetchers together read at the same time. None begins
             with 64 and tunes the number between 4 and 256 by the throughput that it measures: more
             while the trainer waits and more reads bring more, fewer where fewer bring as much. The

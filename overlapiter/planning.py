@@ -69,6 +69,7 @@ def staging_plan(
         n_prefetchers=staging.n_prefetchers or default_prefetchers(node.cores),
         reads_in_flight=staging.reads_in_flight,
         n_sharers=node.local_size,
+        n_cores=node.cores,
         storage_options=dict(staging.storage_options or {}),
         retry_seconds=staging.retry_seconds,
         imports=imports,

@@ -38,7 +38,7 @@ class Stats:
 
     Attributes:
         n_readers: File reader processes.
-        n_prefetchers: Prefetcher processes; 0 without staging.
+        n_prefetchers: Most prefetcher processes; 0 without staging.
         seconds: From the making of the iterator until now, or until its end. In what ``since``
             gives: between the two snapshots.
         batches_taken: Mini-batches that ``next()`` has returned.

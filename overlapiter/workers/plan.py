@@ -33,7 +33,7 @@ class StagingPlan:
     sites: tuple[Site, ...]  # where the files are staged, the fastest tier first; at least one
     source: str  # root of the files on the slow store: a directory, or a URL
     validate: Validation  # how a staged file is compared with its source
-    n_prefetchers: int  # prefetcher processes
+    n_prefetchers: int  # most prefetcher processes
     reads_in_flight: int | None  # files that they read at the same time, together; None to tune it
     #: For fsspec; may hold credentials, so they are not shown.
     storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)
@@ -45,6 +45,7 @@ class StagingPlan:
     #: Ranks of this node, which share the store's bandwidth and the directory; each does as many of
     #: the reads, and stages as much ahead, as is its part.
     n_sharers: int = 1
+    n_cores: int = 1 << 16  # of this rank; more prefetchers would only share out what one does
     real_source: str = ""  # the same directory without symbolic links; empty for a URL
     #: The other nodes of the job, where they give each other what they have staged.
     peers: PeersPlan | None = None
@@ -67,9 +68,15 @@ class StagingPlan:
         return max(MAX_READS_IN_FLIGHT // self.n_sharers, self.n_prefetchers)
 
     @property
+    def n_first_prefetchers(self) -> int:
+        """Prefetchers that are started: others only for user code that waits for the source."""
+        are_given = self.reads_in_flight is not None  # to all of them
+        return self.n_prefetchers if are_given else min(self.n_prefetchers, self.n_cores)
+
+    @property
     def reads_per_prefetcher(self) -> int:
         """Files that one prefetcher reads at the same time, at first."""
-        return -(-self.first_reads_in_flight // self.n_prefetchers)
+        return -(-self.first_reads_in_flight // self.n_first_prefetchers)
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -11,8 +11,8 @@ import pytest
 
 from bench.slow.store import SlowStore, attach
 from overlapiter import OverlapIterator, Staging
-from tests.chainer.iterator_datasets import DeclaredFiles
-from tests.chainer.scripts import wait_until
+from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
+from tests.chainer.scripts import wait_until, workers
 
 N_FILES = 2000
 BATCH_SIZE = 16
@@ -29,9 +29,15 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def iterate(folder: Path, fast: Path, store: SlowStore, **options: Any) -> OverlapIterator:
+def iterate(
+    folder: Path,
+    fast: Path,
+    store: SlowStore,
+    kind: type[SourceFiles] = DeclaredFiles,
+    **options: Any,
+) -> OverlapIterator:
     staging = Staging(fast, source=folder, keep_free=0, look_ahead=64, **options)
-    dataset = attach(DeclaredFiles(folder, [str(i) for i in range(N_FILES)]), store)
+    dataset = attach(kind(folder, [str(i) for i in range(N_FILES)]), store)
     return OverlapIterator(dataset, BATCH_SIZE, shuffle=False, n_processes=1, staging=staging)
 
 
@@ -67,3 +73,31 @@ def test_a_number_that_is_given_is_kept(many, tmp_path, slow):
             next(iterator)
             assert iterator.stats().reads_in_flight in (0, 10, 20)  # as they start, one by one
         wait_until(lambda: iterator.stats().reads_in_flight == 20)
+
+
+N_CORES = len(os.sched_getaffinity(0))
+
+
+def test_prefetchers_beyond_the_cores_start_where_the_datasets_code_is_asked(many, tmp_path, slow):
+    slow.open_seconds = 0.005
+    n_prefetchers = N_CORES + 3
+
+    def n_processes() -> int:
+        return len(workers().get("ovl-prefetcher", []))
+
+    with iterate(many, tmp_path / "one", slow, n_prefetchers=n_prefetchers) as iterator:
+        for _ in range(N_FILES // BATCH_SIZE):
+            next(iterator)
+        assert n_processes() == N_CORES
+        assert iterator.stats().opens_source == 0
+    given = {"n_prefetchers": n_prefetchers, "reads_in_flight": 32}
+    with iterate(many, tmp_path / "two", slow, **given) as iterator:
+        next(iterator)
+        wait_until(lambda: n_processes() == n_prefetchers)
+    undeclared = {"kind": SourceFiles, "n_prefetchers": n_prefetchers}
+    with iterate(many, tmp_path / "three", slow, **undeclared) as iterator:
+        next(iterator)
+        wait_until(lambda: n_processes() == n_prefetchers)
+        wait_until(lambda: iterator.stats().reads_in_flight <= 256)
+        stats = iterator.stats()
+        assert stats.reads_in_flight >= n_prefetchers

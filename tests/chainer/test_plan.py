@@ -49,7 +49,15 @@ def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeyp
     assert plan.capacity_bytes == 20_000
     assert plan.validate == "mtime"
     assert (plan.n_prefetchers, plan.reads_in_flight) == (3, None)
-    assert plan.reads_per_prefetcher == 22
+    cores = len(os.sched_getaffinity(0))
+    assert plan.n_first_prefetchers == min(3, cores)
+    assert plan.reads_per_prefetcher == -(-64 // min(3, cores))
+
+
+def test_all_prefetchers_are_started_where_their_reads_are_given(dataset, directory):
+    plan = staging_plan(Staging(directory, n_prefetchers=9, reads_in_flight=50), dataset, BATCH)
+    assert plan.n_first_prefetchers == 9
+    assert plan.reads_per_prefetcher == 6
 
 
 def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -44,9 +45,13 @@ class Team:
             worker.messages = []
             worker.row.put(Counter.READS_IN_FLIGHT, plan.reads_per_prefetcher)
             self.workers.append(worker)
+        self.n_wanted = n_prefetchers
         self.now = 0.0
-        self.tuner = Tuner(list(self.workers), plan, self.now)
+        self.tuner = Tuner(self, plan, self.now)  # type: ignore[arg-type]
         self.n_changes = 0
+
+    def __iter__(self) -> Iterator[Told]:
+        return iter(self.workers)
 
     def run(self, seconds: float, *, is_waiting: bool = True, has_work: bool = True) -> None:
         for _ in range(round(seconds / LOOK_SECONDS)):
@@ -99,6 +104,18 @@ def test_nobody_is_told_what_he_knows(team):
 def test_it_says_when_the_number_changes(team):
     team.run(4.0)
     assert team.n_changes == len(team.workers[0].messages) - 1  # the first is the one at the start
+
+
+def test_where_more_processes_are_wanted_each_has_fewer_reads():
+    team = Team(4)
+    team.n_wanted = 2
+    team.run(4.0)
+    assert team.tuner.reads_per_prefetcher == 256 // 2
+    team.n_wanted, n_before = 4, team.n_changes
+    team.run(0.1)
+    assert team.numbers() == {team.tuner.reads_per_prefetcher}
+    assert team.tuner.reads_per_prefetcher <= 256 // 4
+    assert team.n_changes > n_before
 
 
 def test_without_work_at_hand_nothing_is_concluded(team):

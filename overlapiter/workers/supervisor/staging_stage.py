@@ -198,6 +198,9 @@ class StagingStage:
             del self._tasks[task_id]
             self._residency.take_back(task.victims, moved)
         findings = [Finding(*plain) for plain in plain_findings]
+        if any(finding.paths for finding in findings):
+            # The dataset's code is asked for files, one example at a time in a process.
+            self.team.n_wanted = len(self.team.workers)
         task.refused |= self._residency.hear(findings)
         task.found.update((finding.example, finding.extents) for finding in findings)
         task.left.difference_update(task.found)

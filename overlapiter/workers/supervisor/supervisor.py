@@ -116,7 +116,7 @@ class Supervisor:
         self._reading = self._reading_stage(dataset)
         self._tuner: Tuner | None = None
         if staging is not None and staging.reads_in_flight is None:
-            self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
+            self._tuner = Tuner(self._staging.team, staging, time.monotonic())
         self._nearness = Nearness(board) if staging is not None and staging.peers else None
         self._row.put(Counter.PEERS_NOT_ASKED, 0)  # as another one may have left it
         trace = self._trace = open_trace(plan.trace, "supervisor", 10)
@@ -145,8 +145,10 @@ class Supervisor:
         def be_prefetcher(channel: Channel, row: Row) -> None:
             Prefetcher(channel, dataset, self._plan, run, row).run()
 
+        team = Team("prefetcher", rows, be_prefetcher, self._leave)
+        team.n_wanted = staging.n_first_prefetchers if staging else 0
         return StagingStage(
-            Team("prefetcher", rows, be_prefetcher, self._leave),
+            team,
             self._schedule,
             self._warn,
             credit_examples(staging.reads_per_prefetcher if staging else 0),
@@ -205,7 +207,7 @@ class Supervisor:
         self._is_filled = most is None
         # Other nodes ask for nothing before the first mini-batch.
         stages = self._stages if self._is_filled else (self._staging, self._reading)
-        teams = [[(stage, worker) for worker in stage.team][:most] for stage in stages]
+        teams = [[(stage, worker) for worker in stage.team.wanted][:most] for stage in stages]
         # In turn, since the first mini-batch needs both.
         for places in itertools.zip_longest(*teams):
             for stage, worker in filter(None, places):
@@ -249,7 +251,7 @@ class Supervisor:
             self._ending = "killed"
             return
         for stage in self._stages:
-            for worker in stage.team:
+            for worker in stage.team.wanted:
                 if not worker.pid:
                     self._refill(stage, worker)
                 # It may have sent something before.

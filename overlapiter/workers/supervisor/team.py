@@ -128,6 +128,9 @@ class Team:
         role: What a worker does.
         leave_supervisor: Called first in each forked process, to close what is the supervisor's.
         max_parts: Parts after which a process is replaced by a fresh one; None for never.
+
+    Attributes:
+        n_wanted: So many of the places, the first ones, are to have a process.
     """
 
     def __init__(
@@ -143,10 +146,16 @@ class Team:
         self._leave_supervisor = leave_supervisor
         self._max_parts = max_parts
         self.workers = [Worker(kind, number, row) for number, row in enumerate(rows)]
+        self.n_wanted = len(self.workers)
         self.n_fruitless = 0  # processes that ended, since one of them last sent something
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
+
+    @property
+    def wanted(self) -> list[Worker]:
+        """The places that are to have a process."""
+        return self.workers[: self.n_wanted]
 
     def start(self, worker: Worker) -> Channel | None:
         """Start a process in a worker's place.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from overlapiter.board import Counter
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
-from overlapiter.workers.supervisor.team import Worker
+from overlapiter.workers.supervisor.team import Team, Worker
 
 #: How often to look at the counters.
 _LOOK_AFTER_SECONDS = 0.02
@@ -30,12 +28,13 @@ class Tuner:
     The times are of one clock that never goes back.
     """
 
-    def __init__(self, workers: list[Worker], plan: StagingPlan, now_seconds: float) -> None:
-        self._workers = workers
+    def __init__(self, team: Team, plan: StagingPlan, now_seconds: float) -> None:
+        self._team = team
         self._in_flight = InFlight(
             plan.first_reads_in_flight, plan.least_reads_in_flight, plan.most_reads_in_flight
         )
-        self._sent = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
+        self._sent = dict.fromkeys(range(len(team.workers)), (0, plan.reads_per_prefetcher))
+        self._shared_out = self.reads_per_prefetcher
         self._seen_seconds = now_seconds
         self._look_at = now_seconds
         self._is_waiting = False
@@ -45,7 +44,7 @@ class Tuner:
     @property
     def reads_per_prefetcher(self) -> int:
         """Reads that each prefetcher is to have in flight."""
-        return self._in_flight.n_reads // len(self._workers)
+        return self._in_flight.n_reads // self._team.n_wanted
 
     @property
     def is_more_in_vain(self) -> bool:
@@ -59,15 +58,15 @@ class Tuner:
         self._waited_seconds += passed_seconds * self._is_waiting
         self._lack_seconds += passed_seconds * self.has_lack
         self._is_waiting = is_waiting
-        at_hand = sum(worker.n_examples for worker in self._workers)
+        at_hand = sum(worker.n_examples for worker in self._team)
         self.has_lack = at_hand < self._total(Counter.READS_IN_FLIGHT)
         if now_seconds < self._look_at:
             return False
         self._look_at = now_seconds + _LOOK_AFTER_SECONDS
-        before = self.reads_per_prefetcher
         self._in_flight.update(self._reading())
-        self._tell(worker for worker in self._workers if worker.pid)
-        return self.reads_per_prefetcher != before
+        self._tell()
+        before, self._shared_out = self._shared_out, self.reads_per_prefetcher
+        return self._shared_out != before
 
     def _reading(self) -> Reading:
         return Reading(
@@ -80,13 +79,13 @@ class Tuner:
         )
 
     def _total(self, counter: Counter) -> int:
-        return sum(worker.row.get(counter) for worker in self._workers)
+        return sum(worker.row.get(counter) for worker in self._team)
 
-    def _tell(self, workers: Iterable[Worker]) -> None:
+    def _tell(self) -> None:
         """Send the number to those that do not know it, such as a process that was replaced."""
         wanted = self.reads_per_prefetcher
-        for worker in workers:
-            if self._sent[worker.number] == (worker.pid, wanted):
+        for worker in self._team:
+            if not worker.pid or self._sent[worker.number] == (worker.pid, wanted):
                 continue
             self._sent[worker.number] = worker.pid, wanted
             worker.send(("reads", wanted))
