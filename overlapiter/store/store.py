@@ -254,10 +254,16 @@ class Store:
         """
 
         def places(opened: OpenGeneration) -> list[Place]:
-            places = opened.places(sizes_bytes)
-            if not places and opened.has_vacant_for(sizes_bytes[0]):  # in places of other sizes
-                reclaim.finish_vacant(opened, keep_room=True)
+            with opened.lock:  # the room of those that come later is promised to nobody meanwhile
                 places = opened.places(sizes_bytes)
+                left = sizes_bytes[len(places) :]
+                if left and opened.has_vacant_for(left[0]):  # in places of other sizes
+                    try:
+                        reclaim.finish_vacant(opened, keep_room=True)
+                        places += opened.places(left)
+                    except (OSError, IndexBusyError):
+                        if not places:
+                            raise  # else the next call meets it
             return places
 
         # In a generation that is not in use any more it is of no use, and publishing says so.

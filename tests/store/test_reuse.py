@@ -88,6 +88,21 @@ def test_places_of_other_sizes_make_room_all_the_same(tmp_path: Path) -> None:
 
 
 @in_a_process
+def test_files_that_are_written_together_get_their_places_together(tmp_path: Path) -> None:
+    # Between two calls the room of the second file could be promised to others.
+    files = files_of(3, 5, 3, 4)
+    store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
+    stage(store, files, files.paths[:2])
+    evict(store, files.paths[:2])
+    places_of_both = store.places([len(files.contents[path]) for path in files.paths[2:]])
+    assert len(places_of_both) == 2
+    for place in places_of_both:
+        store.give_up(place)
+    store.close()
+    check_accounts(store, tmp_path)
+
+
+@in_a_process
 def test_a_large_file_has_the_room_of_small_ones(tmp_path: Path) -> None:
     files = files_of(*[8] * 40, 300)
     assert len(files.contents[files.paths[-1]]) > SMALL_BYTES
