@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bench.slow.store import SlowStore, attach
 from overlapiter import OverlapIterator, Staging, Stats, Tier
 from overlapiter.errors import StagingWarning
 from overlapiter.order import seeded_order
@@ -121,6 +123,26 @@ def test_of_fresh_shuffles_no_more_is_read_again_than_belady_would(
     # Belady's rule misses a share of 1 - share of them; what is staged ahead is counted, too.
     assert missed <= (1 - share + 0.02) * n_epochs * n_files + 2 * BATCH_SIZE
     assert changes(before, after, "opens_source") == 0
+
+
+def test_no_file_of_any_size_is_read_to_find_no_room(tmp_path: Path) -> None:
+    folder, n_files, numbers = tmp_path / "source", 800, random.Random(1)
+    folder.mkdir()
+    names = [str(number) for number in range(n_files)]
+    for name in names:
+        (folder / name).write_bytes(numbers.randbytes(numbers.randrange(8_000, 32_000)))
+    dataset = DeclaredFiles(folder, names)
+    with SlowStore(folder, open_seconds=0.002) as store:
+        slow = attach(dataset, store)
+        staging = {"capacity": 100 * 20_000}
+        with iterator_of(slow, folder, tmp_path / "fast", staging=staging) as iterator:
+            for _ in range(3):
+                take_epoch(iterator, dataset, n_files // BATCH_SIZE)
+            stats = iterator.stats()
+            n_read = stats.files_staged + stats.opens_source
+            assert store.opens <= n_read + 64  # that are being read at this moment
+    assert stats.files_evicted > n_files
+    assert stats.files_refused <= 4
 
 
 @pytest.mark.parametrize("kind", ["declared", "discovered"])
