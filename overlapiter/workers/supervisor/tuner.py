@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlapiter.board import Counter
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import Team
 
 #: How often to look at the counters.
 _LOOK_AFTER_SECONDS = 0.02
