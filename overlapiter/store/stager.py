@@ -187,7 +187,7 @@ class Stager:
         """End a job of a part; after the last one what lies in slower tiers rises."""
         with self._lock:
             part.n_jobs -= 1
-            if part.n_jobs:
+            if part.n_jobs or part.n_copying:
                 return
             low, part.low = part.low, {}
             part.n_jobs += bool(low)
@@ -293,7 +293,7 @@ class Stager:
             for key, found in claimed.found.items():  # what has risen, too, lies there now
                 part.answers[key] = Staged.at(found.extent)
             part.n_copying += len(mine)
-            part.n_jobs += len(mine) + bool(claimed.others)
+            part.n_jobs += bool(claimed.others)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
         left = [file for file in mine if file not in meanwhile]
