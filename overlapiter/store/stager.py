@@ -149,15 +149,22 @@ class Stager:
         part.n_comparing = len(comparisons)
         if not comparisons:
             self._claim(part, part.missing)
-        elif self._comparer.asks and (bulk := self._bulk_for(part)):
-            self._look_in_bulk(bulk, comparisons)
-        else:
+        elif not (self._comparer.asks and self._ask_in_bulk(part, comparisons, only_look=True)):
             self._do([functools.partial(self._compare, comparison) for comparison in comparisons])
 
-    def _bulk_for(self, part: Part) -> Bulk | None:
-        """Return what reads in bulk; None if the caller waits for a part, and no job may."""
+    def _ask_in_bulk(
+        self, part: Part, asked: Sequence[_Comparison | _Reading], *, only_look: bool
+    ) -> bool:
+        """Have sources asked in bulk; return False if that takes jobs.
+
+        It does if the caller waits for a part: then no other thread brings the answers.
+        """
         bulk = self._bulk
-        return bulk if bulk and bulk.has_threads and part.partly is not None else None
+        if bulk is None or not bulk.has_threads or part.partly is None:
+            return False
+        self._reading.update(dict.fromkeys(each.file.key for each in asked))
+        bulk.submit([(each, each.file.path) for each in asked], only_look=only_look)
+        return True
 
     def _do(self, jobs: Sequence[Job]) -> None:
         for job in jobs[1:]:
@@ -214,11 +221,6 @@ class Stager:
             except (OSError, IndexBusyError) as error:
                 part.unseen[tier] = self._health.blame(tier, error)
         return found
-
-    def _look_in_bulk(self, bulk: Bulk, comparisons: Sequence[_Comparison]) -> None:
-        """Have sources looked at."""
-        self._reading.update(dict.fromkeys(each.file.key for each in comparisons))
-        bulk.submit([(each, each.file.path) for each in comparisons], only_look=True)
 
     def _take_look(self, read: BulkRead, comparison: _Comparison) -> None:
         _part, file, found, is_suspect = comparison
@@ -377,12 +379,9 @@ class Stager:
         readings = [_Reading(part, file, r) for file, r in zip(files, promised, strict=False)]
         if refused:
             self._end_copies(part, dict.fromkeys(refused, Staged(Outcome.REFUSED)), _at_once)
-        bulk = self._bulk_for(part)
-        if bulk is None:
-            return [functools.partial(self._copy, *reading) for reading in readings]
-        self._reading.update(dict.fromkeys(each.file.key for each in readings))
-        bulk.submit([(each, each.file.path) for each in readings])
-        return []
+        if self._ask_in_bulk(part, readings, only_look=False):
+            return []
+        return [functools.partial(self._copy, *reading) for reading in readings]
 
     def _copy(
         self,
