@@ -72,10 +72,10 @@ class Part:
         self.n_copying -= len(copied)
         if self.n_copying and not self.batch.is_large:
             return None  # another one ends it
-        self.n_jobs += 1
         return self.take_batch()
 
     def take_batch(self) -> Batch:
-        """Return what is to be published, and begin anew."""
+        """Return what is to be published, and begin anew; the part is not done before that job."""
+        self.n_jobs += 1
         batch, self.batch = self.batch, Batch()
         return batch

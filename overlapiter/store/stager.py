@@ -183,7 +183,6 @@ class Stager:
                 if not was_held_up or part.partly is None:
                     continue
                 batch = part.take_batch()
-                part.n_jobs += 1  # so that it is not done before
             self._publish(part, batch)
             with self._lock:
                 answers = dict(part.answers)
@@ -490,8 +489,7 @@ class Stager:
         """
         for part in [*self._parts] if is_last else ():
             with self._lock:
-                part.make_room, batch = None, part.take_batch()
-                part.n_jobs += 1  # it is not done any more
+                part.make_room, batch = None, part.take_batch()  # so it is not done any more
             self._publish(part, batch)
         self._mover.close()
         for store in self.stores:
