@@ -275,12 +275,13 @@ class Stager:
     def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
         """Claim what is missing, and make a job of each copy; ends a job."""
         owners = self._begin(part, files) if files else {}
-        if owners:
+        if owners:  # the job goes on
             self._wait(part, Wait(self.stores[part.home], owners))
-        self._end_job(part)
+        else:
+            self._end_job(part)
 
     def _begin(self, part: Part, files: Sequence[Wanted]) -> dict[Wanted, int]:
-        """Claim and copy files; return the others' ones, for which the part has one more job."""
+        """Claim and copy files; return those that other processes copy, each with its owner."""
         outdated, part.outdated = part.outdated, []
         claimed = self._claimed(part, files, outdated)
         if isinstance(claimed, Staged):
@@ -294,7 +295,6 @@ class Stager:
             for key, found in claimed.found.items():  # what has risen, too, lies there now
                 part.answers[key] = Staged.at(found.extent)
             part.n_copying += len(mine)
-            part.n_jobs += bool(claimed.others)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
         left = [file for file in mine if file not in meanwhile]
@@ -341,7 +341,7 @@ class Stager:
         return {file: extent for file, extent in copies.items() if extent not in outdated}
 
     def _wait(self, part: Part, wait: Wait) -> None:
-        """Copy the files that other processes leave; while they copy them, this is another job."""
+        """Wait for the files that other processes copy, and claim what they leave; ends a job."""
         try:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
@@ -350,24 +350,23 @@ class Stager:
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
                     return
-            self._stuck.difference_update(wait.owners)
-            owners = self._begin(part, [*wait.owners])
-            if owners:  # for which the part has one more job
-                self._wait(part, Wait(self.stores[part.home], owners))
         except TimeoutError:
-            self._give_up_waiting(part, wait)
             if self._health.is_well(part.home):
                 self._health.say_busy(part.home)  # else it is known what is the matter
+            self._give_up_waiting(part, wait)
         except (OSError, IndexBusyError) as error:
             self._health.blame(part.home, error)
             self._give_up_waiting(part, wait)
-        self._end_job(part)
+        else:
+            self._stuck.difference_update(wait.owners)
+            self._claim(part, [*wait.owners])
 
     def _give_up_waiting(self, part: Part, wait: Wait) -> None:
         self._stuck.update(wait.owners)
         with self._lock:
             for file in wait.owners:  # one that could only rise is good where it is
                 part.answers.setdefault(file.key, Staged(Outcome.BUSY))
+        self._end_job(part)
 
     # --- copies -------------------------------------------------------------------------------
 
