@@ -112,10 +112,10 @@ class NextUse:
         np.minimum.at(first, served.examples, epoch * self._epoch_size + served.offsets)
         return first
 
-    def count_served(self, *, is_wanted: bool) -> bool:
-        """Count what other nodes read from this one as uses, or do not; return if that is new."""
+    def count_served(self, *, is_wanted: bool) -> None:
+        """Count what other nodes read from this one as uses, or do not."""
         if is_wanted == self._counts_served:
-            return False
+            return
         self._counts_served = is_wanted
         for epoch, uses in self._epochs.items():
             first = self._with_served(epoch, uses.local, uses.served)
@@ -129,7 +129,6 @@ class NextUse:
                 rows = uses.others[passed:reached][::-1]  # of several uses the first is last
                 positions = start + passed + np.arange(len(rows))[::-1]
                 self.position[rows.ravel()] = np.repeat(positions, rows.shape[1])
-        return True
 
     def _forget_past(self) -> None:
         for epoch, uses in list(self._epochs.items()):

@@ -142,10 +142,10 @@ def test_what_other_nodes_read_counts_or_does_not_and_nothing_else_changes() -> 
     next_use.learn(1, np.array([3, 4, 5]), np.array([[1], [0], [2]]), served)
     next_use.hand_out(0, [0, 1])
     assert next_use.position.tolist() == [3, 3, 2, 0, 1, 2]
-    assert next_use.count_served(is_wanted=False)
-    assert next_use.position.tolist() == [4, 3, 2, 0, 1, 2]
-    assert not next_use.count_served(is_wanted=False)
+    for _ in range(2):
+        next_use.count_served(is_wanted=False)
+        assert next_use.position.tolist() == [4, 3, 2, 0, 1, 2]
     assert next_use.pass_by(2)[0].tolist() == [3, 4]
     assert next_use.position.tolist() == [4, 3, 2, 3, 4, 2]
-    assert next_use.count_served(is_wanted=True)
+    next_use.count_served(is_wanted=True)
     assert next_use.position.tolist() == [3, 3, 2, 3, 4, 2]

@@ -234,17 +234,13 @@ static int start_thread(Pool *pool)
 
 static int pool_init(Pool *pool, PyObject *arguments, PyObject *keywords)
 {
-    pthread_condattr_t attributes;
     long long most_bytes;
     if (!PyArg_ParseTuple(arguments, "L", &most_bytes))
         return -1;
     pool->most_bytes = most_bytes;
     pthread_mutex_init(&pool->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&pool->asked, &attributes);
-    pthread_cond_init(&pool->answered, &attributes);
-    pthread_condattr_destroy(&attributes);
+    pthread_cond_init(&pool->asked, NULL);
+    pthread_cond_init(&pool->answered, NULL);
     take_all(&pool->waiting);
     take_all(&pool->done);
     Py_INCREF(pool); /* for its threads, and for ever */

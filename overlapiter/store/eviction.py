@@ -120,7 +120,6 @@ class Eviction:
         learn = self._next_use.learn
         is_news = [learn(e, orders[e], others.get(e), served.get(e)) for e in sorted(orders)]
         if any(is_news):
-            self._owners.forget_uses()
             self._sort()
 
     def share_with_nodes(self, is_elsewhere: NDArray[np.bool_] | None) -> None:
@@ -129,14 +128,12 @@ class Eviction:
         None if the nodes do without each other: then what they read from this one is no use, too.
         """
         self._elsewhere[:] = 0 if is_elsewhere is None else is_elsewhere * _KEPT_ELSEWHERE
-        if self._next_use.count_served(is_wanted=is_elsewhere is not None):
-            self._owners.forget_uses()
+        self._next_use.count_served(is_wanted=is_elsewhere is not None)
         self._sort()
 
     def hand_out(self, position: int, indices: list[int]) -> None:
         """Take note that a part which begins at ``position`` is handed out to be staged."""
         if self._next_use.hand_out(position, indices):
-            self._owners.forget_uses()
             self._sort()
         self._handed_out[indices] = range(position, position + len(indices))
         self._owners.hand_out(indices)
@@ -342,6 +339,8 @@ class Eviction:
             self._farthest[state].add(index, self._position(index))
 
     def _sort(self) -> None:
+        """Take note that next uses have changed otherwise than by being over."""
+        self._owners.forget_uses()
         if not self._has_begun:
             return
         is_idle = (self._handed_out < self._settled) & ~self._is_offered

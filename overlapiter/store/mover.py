@@ -38,13 +38,13 @@ class Mover:
             return self._reader.is_right(extent)
 
     def make_known(
-        self, copies: Sequence[Copy], home: int, failed: Sequence[int]
+        self, copies: Sequence[Copy], home: int | None, failed: Sequence[int]
     ) -> dict[int, Staged]:
         """Publish copies, a transaction for each tier; the claims end last.
 
         Args:
             copies: The copies.
-            home: The tier that has the claims; a number that no tier has if there are none.
+            home: The tier that has the claims; None if there are none.
             failed: Keys of files that were claimed and not copied.
 
         Returns:
@@ -116,7 +116,7 @@ class Mover:
             some = files[first : first + _AT_ONCE]
             found = store.look(some)
             here = [(file, found[file.key].extent) for file in some if file.key in found]
-            answers = self.make_known(self._copied(here, tiers, make_room), -1, [])
+            answers = self.make_known(self._copied(here, tiers, make_room), None, [])
             store.evict(list(found), keep_room=True)
             became |= {key: answers.get(key) for key in found}
         return became

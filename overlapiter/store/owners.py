@@ -123,7 +123,6 @@ class Owners:
 
     def restart(self) -> None:
         """Take note that nothing is handed out any more."""
-        self._soonest.clear()
         self._last_uses = dict.fromkeys(self._last_uses, -1)
 
     def _find(self, file_id: int) -> int:

@@ -61,22 +61,21 @@ class Part:
     is_held_up: bool = False  # it was there at the last flush
     n_comparing: int = 0
     n_copying: int = 0
-    n_jobs: int = 1  # until everything is claimed
+    n_jobs: int = 1  # besides the copies; one until everything is claimed
 
     def batch_with(self, copied: Mapping[Wanted, Content | Copy | Staged]) -> Batch | None:
-        """End the jobs of claimed files; return what is to be published, whose job goes on."""
+        """End the copies of claimed files; return what is to be published, which is a job."""
         for file, got in copied.items():
             self.batch.add(file.key, got)
             if isinstance(got, Staged):
                 self.answers[file.key] = got
         self.n_copying -= len(copied)
-        self.n_jobs -= len(copied)
         if self.n_copying and not self.batch.is_large:
             return None  # another one ends it
-        self.n_jobs += 1
         return self.take_batch()
 
     def take_batch(self) -> Batch:
-        """Return what is to be published, and begin anew."""
+        """Return what is to be published, and begin anew; the part is not done before that job."""
+        self.n_jobs += 1
         batch, self.batch = self.batch, Batch()
         return batch

@@ -149,15 +149,22 @@ class Stager:
         part.n_comparing = len(comparisons)
         if not comparisons:
             self._claim(part, part.missing)
-        elif self._comparer.asks and (bulk := self._bulk_for(part)):
-            self._look_in_bulk(bulk, comparisons)
-        else:
+        elif not (self._comparer.asks and self._ask_in_bulk(part, comparisons, only_look=True)):
             self._do([functools.partial(self._compare, comparison) for comparison in comparisons])
 
-    def _bulk_for(self, part: Part) -> Bulk | None:
-        """Return what reads in bulk; None if the caller waits for a part, and no job may."""
+    def _ask_in_bulk(
+        self, part: Part, asked: Sequence[_Comparison | _Reading], *, only_look: bool
+    ) -> bool:
+        """Have sources asked in bulk; return False if that takes jobs.
+
+        It does if the caller waits for a part: then no other thread brings the answers.
+        """
         bulk = self._bulk
-        return bulk if bulk and bulk.has_threads and part.partly is not None else None
+        if bulk is None or not bulk.has_threads or part.partly is None:
+            return False
+        self._reading.update(dict.fromkeys(each.file.key for each in asked))
+        bulk.submit([(each, each.file.path) for each in asked], only_look=only_look)
+        return True
 
     def _do(self, jobs: Sequence[Job]) -> None:
         for job in jobs[1:]:
@@ -176,7 +183,6 @@ class Stager:
                 if not was_held_up or part.partly is None:
                     continue
                 batch = part.take_batch()
-                part.n_jobs += 1  # so that it is not done before
             self._publish(part, batch)
             with self._lock:
                 answers = dict(part.answers)
@@ -187,7 +193,7 @@ class Stager:
         """End a job of a part; after the last one what lies in slower tiers rises."""
         with self._lock:
             part.n_jobs -= 1
-            if part.n_jobs:
+            if part.n_jobs or part.n_copying:
                 return
             low, part.low = part.low, {}
             part.n_jobs += bool(low)
@@ -214,11 +220,6 @@ class Stager:
             except (OSError, IndexBusyError) as error:
                 part.unseen[tier] = self._health.blame(tier, error)
         return found
-
-    def _look_in_bulk(self, bulk: Bulk, comparisons: Sequence[_Comparison]) -> None:
-        """Have sources looked at."""
-        self._reading.update(dict.fromkeys(each.file.key for each in comparisons))
-        bulk.submit([(each, each.file.path) for each in comparisons], only_look=True)
 
     def _take_look(self, read: BulkRead, comparison: _Comparison) -> None:
         _part, file, found, is_suspect = comparison
@@ -274,12 +275,13 @@ class Stager:
     def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
         """Claim what is missing, and make a job of each copy; ends a job."""
         owners = self._begin(part, files) if files else {}
-        if owners:
+        if owners:  # the job goes on
             self._wait(part, Wait(self.stores[part.home], owners))
-        self._end_job(part)
+        else:
+            self._end_job(part)
 
     def _begin(self, part: Part, files: Sequence[Wanted]) -> dict[Wanted, int]:
-        """Claim and copy files; return the others' ones, for which the part has one more job."""
+        """Claim and copy files; return those that other processes copy, each with its owner."""
         outdated, part.outdated = part.outdated, []
         claimed = self._claimed(part, files, outdated)
         if isinstance(claimed, Staged):
@@ -293,7 +295,6 @@ class Stager:
             for key, found in claimed.found.items():  # what has risen, too, lies there now
                 part.answers[key] = Staged.at(found.extent)
             part.n_copying += len(mine)
-            part.n_jobs += len(mine) + bool(claimed.others)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
         left = [file for file in mine if file not in meanwhile]
@@ -340,7 +341,7 @@ class Stager:
         return {file: extent for file, extent in copies.items() if extent not in outdated}
 
     def _wait(self, part: Part, wait: Wait) -> None:
-        """Copy the files that other processes leave; while they copy them, this is another job."""
+        """Wait for the files that other processes copy, and claim what they leave; ends a job."""
         try:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
@@ -349,24 +350,23 @@ class Stager:
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
                     return
-            self._stuck.difference_update(wait.owners)
-            owners = self._begin(part, [*wait.owners])
-            if owners:  # for which the part has one more job
-                self._wait(part, Wait(self.stores[part.home], owners))
         except TimeoutError:
-            self._give_up_waiting(part, wait)
             if self._health.is_well(part.home):
                 self._health.say_busy(part.home)  # else it is known what is the matter
+            self._give_up_waiting(part, wait)
         except (OSError, IndexBusyError) as error:
             self._health.blame(part.home, error)
             self._give_up_waiting(part, wait)
-        self._end_job(part)
+        else:
+            self._stuck.difference_update(wait.owners)
+            self._claim(part, [*wait.owners])
 
     def _give_up_waiting(self, part: Part, wait: Wait) -> None:
         self._stuck.update(wait.owners)
         with self._lock:
             for file in wait.owners:  # one that could only rise is good where it is
                 part.answers.setdefault(file.key, Staged(Outcome.BUSY))
+        self._end_job(part)
 
     # --- copies -------------------------------------------------------------------------------
 
@@ -377,12 +377,9 @@ class Stager:
         readings = [_Reading(part, file, r) for file, r in zip(files, promised, strict=False)]
         if refused:
             self._end_copies(part, dict.fromkeys(refused, Staged(Outcome.REFUSED)), _at_once)
-        bulk = self._bulk_for(part)
-        if bulk is None:
-            return [functools.partial(self._copy, *reading) for reading in readings]
-        self._reading.update(dict.fromkeys(each.file.key for each in readings))
-        bulk.submit([(each, each.file.path) for each in readings])
-        return []
+        if self._ask_in_bulk(part, readings, only_look=False):
+            return []
+        return [functools.partial(self._copy, *reading) for reading in readings]
 
     def _copy(
         self,
@@ -491,8 +488,7 @@ class Stager:
         """
         for part in [*self._parts] if is_last else ():
             with self._lock:
-                part.make_room, batch = None, part.take_batch()
-                part.n_jobs += 1  # it is not done any more
+                part.make_room, batch = None, part.take_batch()  # so it is not done any more
             self._publish(part, batch)
         self._mover.close()
         for store in self.stores:
