@@ -32,7 +32,7 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.reader.face import Face
-from overlapiter.workers.start.processes import keep_freed_memory, let_others_finish
+from overlapiter.workers.start.processes import keep_freed_memory
 from overlapiter.workers.usage import Usage
 
 from .discovery import Discovery
@@ -113,7 +113,6 @@ class Prefetcher:
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
         keep_freed_memory()
-        let_others_finish()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._resize(self._plan.reads_per_prefetcher)
         self._begin_bulk()
