@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from overlapiter.board import Counter, Row
 from overlapiter.errors import described
 from overlapiter.origins.bulk import bulk_of
-from overlapiter.sources import Dataset, declared_paths, paths_below
+from overlapiter.sources import declared_paths, paths_below
 from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, unpacked
@@ -62,12 +62,12 @@ class Prefetcher:
     """Stages the files of the tasks that come over a channel, until it closes."""
 
     def __init__(
-        self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, run: Run, row: Row
+        self, channel: Channel, face: Face, plan: SupervisorPlan, run: Run, row: Row
     ) -> None:
         assert plan.staging is not None
         self._number = row.number - plan.n_readers
         self._channel = channel
-        self._dataset = dataset
+        self._face, self._dataset = face, face.dataset
         self._run_plan, self._plan = plan, plan.staging
         self._row = row
         self._trace = open_trace(plan.trace, f"prefetcher {self._number}", 100 + self._number)
@@ -89,7 +89,7 @@ class Prefetcher:
             self._bulk,
         )
         count_evicted = functools.partial(self._count, Counter.FILES_EVICTED)
-        self._evictor = Evictor(dataset, self._stager, count_evicted)
+        self._evictor = Evictor(face.dataset, self._stager, count_evicted)
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -429,9 +429,9 @@ class Prefetcher:
                 self._show_current()
 
     def _begin_discovery(self) -> Discovery:
-        face, n_readers = self._run_plan.face or Face(self._dataset), self._run_plan.n_readers
+        n_readers = self._run_plan.n_readers
         with contextlib.suppress(BaseException):  # user code: a file reader reports it
-            face.begin(self._number % n_readers, n_readers)
+            self._face.begin(self._number % n_readers, n_readers)
         return Discovery(self._dataset, self._plan, self._run_plan.index_type)
 
     def _stage_found(
