@@ -72,7 +72,7 @@ class Prefetcher:
         self._row = row
         self._trace = open_trace(plan.trace, f"prefetcher {self._number}", 100 + self._number)
         self._usage = Usage(row)
-        self._threads = Threads(self._work)
+        self._threads = Threads(self._guarded)
         self._stores = self._plan.stores(run, self._warn, self._note_gone)
         self._key_of = self._stores[0].key_of
         self._peers = self._peers_of_job()
@@ -177,13 +177,6 @@ class Prefetcher:
             except RuntimeError:  # at the limit of threads
                 self._bulk.resize(0)
         self._bulk = None
-
-    def _work(self) -> None:
-        self._guarded(self._do_jobs)
-
-    def _do_jobs(self) -> None:
-        while self._threads.do_next():
-            pass
 
     def _take_read(self) -> None:
         assert self._bulk is not None
