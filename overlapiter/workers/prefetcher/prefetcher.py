@@ -111,35 +111,32 @@ class Prefetcher:
         return Peers(self._plan.peers, count_fault, self._crash)
 
     def run(self) -> None:
-        """Serve until the supervisor closes the channel."""
+        """Serve until the end; ChannelClosedError is raised where the channel is closed."""
         keep_freed_memory()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._resize(self._plan.reads_per_prefetcher)
         self._begin_bulk()
         if not self._number:  # one prefetcher of an iterator does
             self._threads.put(self._mend)
-        try:
-            while True:
-                while not self._channel.is_readable(self._patience_seconds()):
-                    if self._at_hand:
-                        self._threads.look()
-                        self._show_current()
-                        self._report_settled()
-                        self._trace.flush()
-                    else:
-                        self._rest()
-                self._usage.note()
-                kind, *values = self._channel.receive()[0]
-                if kind == "reads":
-                    self._resize(values[0])
-                elif kind == "end":
-                    self._end(*values)
-                    return
+        while True:
+            while not self._channel.is_readable(self._patience_seconds()):
+                if self._at_hand:
+                    self._threads.look()
+                    self._show_current()
+                    self._report_settled()
+                    self._trace.flush()
                 else:
-                    self._accept(StageTask(*values))
-                    self._threads.do_waiting()
-        except ChannelClosedError:
-            return
+                    self._rest()
+            self._usage.note()
+            kind, *values = self._channel.receive()[0]
+            if kind == "reads":
+                self._resize(values[0])
+            elif kind == "end":
+                self._end(*values)
+                return
+            else:
+                self._accept(StageTask(*values))
+                self._threads.do_waiting()
 
     def _patience_seconds(self) -> float:
         if self._at_hand:

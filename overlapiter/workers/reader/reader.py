@@ -74,7 +74,7 @@ class FileReader:
             OpenHook(source, self._copies, self._direct, note_elsewhere).install()
 
     def run(self) -> None:
-        """Serve until the supervisor closes the channel."""
+        """Serve until the end; ChannelClosedError is raised where the channel is closed."""
         keep_freed_memory()
         row = self._row
         if not row.get(Counter.STARTED_NS):
@@ -84,7 +84,7 @@ class FileReader:
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
         self._end_forks(self._begin_error)
-        with self._trace, contextlib.suppress(ChannelClosedError):
+        with self._trace:
             while True:
                 before_ns = time.monotonic_ns()
                 if self._trace.is_on and not self._channel.is_readable(_PAUSE_SECONDS):
