@@ -29,12 +29,7 @@ _SHOWN_OPTIONS = ("source", "validate", "n_prefetchers", "reads_in_flight")
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID", "JOB_ID")
 
 
-def main(
-    fds: list[int],
-    import_main_module: Callable[[], None],
-    plan: SupervisorPlan,
-    dataset_bytes: int,
-) -> int:
+def main(fds: list[int], import_main_module: Callable[[], None], plan: SupervisorPlan) -> int:
     """Run the supervisor until the trainer ends it; return the exit code.
 
     Args:
@@ -42,7 +37,6 @@ def main(
             socket on which they come.
         import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
         plan: What to do.
-        dataset_bytes: Size of the pickled dataset.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("ovl-supervisor")
@@ -54,7 +48,7 @@ def main(
         import_main_module()
         for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)
-        pickled = open_parcel(fds[1], dataset_bytes)
+        pickled = open_parcel(fds[1])
         _import_image_formats()
         face = pickled if isinstance(pickled, Face) else Face(pickled)  # of a framework, or of none
         face.renewal = plan.renewal
