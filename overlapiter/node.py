@@ -98,8 +98,13 @@ def this_host() -> Host:
 
 def boot_id() -> str:
     """Return the identifier of the running kernel, empty if unknown; host names are not unique."""
+    return kernel_text("/proc/sys/kernel/random/boot_id")
+
+
+def kernel_text(path: str) -> str:
+    """Return what the kernel tells in a file, stripped; empty where it tells nothing."""
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
+        with open(path) as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -7,7 +7,6 @@ file readers wrote them. All the rest happens in the supervisor and its workers.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import importlib
@@ -18,7 +17,6 @@ import socket
 import time
 import warnings
 import weakref
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
@@ -86,10 +84,10 @@ class Pipeline:
         self._first: Stats | None = None  # when it got its first one
         self._service = Service(parcel, plan, board_fd, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
-        self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
+        self._waiting: dict[int, IndexList] = {}  # those that are not taken, in order
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
-        self._outgoing: list[IndexList] = []
+        self._sent_id = 0  # of the first index list that is not sent yet
         self._orders: Orders = {}, {}, None
         self._warned: set[str] = set()
         self._renewal: object = None
@@ -114,7 +112,6 @@ class Pipeline:
         begun_ns, number = time.monotonic_ns(), self._next_id
         self._waiting[number] = index_list
         self._next_id += 1
-        self._outgoing.append(index_list)
         times = begun_ns, time.monotonic_ns()
         self._trace.add("index list", "trainer", *times, number, flows=(number,), phase="s")
 
@@ -223,7 +220,7 @@ class Pipeline:
         if renewal is not None:
             self._renewal = renewal
         self._waiting.clear()
-        self._outgoing.clear()
+        self._sent_id = self._next_id
         self._orders = {}, {}, None
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
@@ -254,11 +251,16 @@ class Pipeline:
     # --- messages -----------------------------------------------------------------------------
 
     def _send_all(self, *, announces_take: bool) -> None:
-        first_id = self._next_id - len(self._outgoing)
-        lists = _plain(self._outgoing, self._plan.seed)
+        first_id, self._sent_id = self._sent_id, self._next_id
+        unsent = [*self._waiting.values()][first_id - self._take_id :]
+        lists = [self._plain(index_list) for index_list in unsent]
         slots = self._slots.take_released()
-        self._outgoing = []
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
+
+    def _plain(self, index_list: IndexList) -> tuple[list[int], list[int] | None, int]:
+        """Return an index list as plain numbers, with epochs only where a seed needs them."""
+        indices, epochs, position = index_list
+        return indices.tolist(), None if self._plan.seed is None else epochs.tolist(), position
 
     def _send(self, message: Message) -> None:
         with contextlib.suppress(ChannelClosedError):
@@ -332,12 +334,11 @@ class Pipeline:
         self._slots.close()
         self._ready, self._slots = {}, LentSlots(locks)
         self._service.restart()
-        self._outgoing = []
-        lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
+        self._sent_id = self._take_id
         self._send(("reset", self._take_id, self._renewal))
         if locks is not None:
             self._send(("keep memory",))
-        self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
+        self._send_all(announces_take=True)
         self.announce(*self._orders)
 
     def _check_open(self) -> None:
@@ -371,18 +372,8 @@ class Pipeline:
         self._board.detach()
         self._row.detach()  # not forgotten: a signal handler may close this amid a wait
         self._slots.close()
-        for things in (self._waiting, self._outgoing, self._ready):
-            things.clear()
-
-
-def _plain(
-    index_lists: Iterable[IndexList], seed: int | None
-) -> list[tuple[list[int], list[int] | None, int]]:
-    """Return index lists as plain numbers; epochs only where a seed needs them."""
-    return [
-        (indices.tolist(), None if seed is None else epochs.tolist(), position)
-        for indices, epochs, position in index_lists
-    ]
+        self._waiting.clear()
+        self._ready.clear()
 
 
 def _failed(pickled: bytes) -> FailedBatch:

@@ -105,9 +105,7 @@ def _lock_pages(batch: MiniBatch, device: Any) -> None:
 
 
 def _sent(arrays: Any, device: Any) -> Any:
-    send = chainer.dataset.to_device  # gives them back as they are for None
-    if isinstance(arrays, tuple):
-        return tuple(send(device, array) for array in arrays)
+    send = chainer.dataset.to_device  # takes tuples, too; gives all back as it is for None
     if isinstance(arrays, dict):
         return {key: send(device, array) for key, array in arrays.items()}
     return send(device, arrays)

@@ -91,7 +91,7 @@ class Crew(Generic[ItemT, ResultT]):
         self.silence = f"no answer for {timeout_seconds:g} s"
         self.reasons: dict[str, str] = {}
         self.unread: set[str] = set()
-        self._threads = Threads(self._serve)
+        self._threads = Threads()
         self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT | Exception | None]]
         self._done = queue.SimpleQueue()
         self._working: dict[int, Part[ItemT]] = {}  # by thread, as the following
@@ -132,10 +132,6 @@ class Crew(Generic[ItemT, ResultT]):
         """Open a file, for the length of a ``with`` block."""
         with self.ask(path, lambda: self._origin.open(path)) as file:
             yield _WatchedFile(self, path, file)
-
-    def _serve(self) -> None:
-        while self._threads.do_next():
-            pass
 
     def _do(self, part: Part[ItemT]) -> None:
         me = threading.get_ident()

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from overlapiter.node import count_cores
+from overlapiter.node import count_cores, kernel_text
 from overlapiter.origins.origin import Original, OriginalFile
 from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
@@ -112,7 +112,7 @@ def file_system_of(directory: str) -> FileSystem:
     """Say where an existing directory lies."""
     kind, longest = "unknown", -1
     real = os.path.join(os.path.realpath(directory), "")
-    for line in _text("/proc/self/mountinfo").splitlines():
+    for line in kernel_text("/proc/self/mountinfo").splitlines():
         words = line.split(" ")
         place = os.path.join(words[4].replace("\\040", " "), "")
         if real.startswith(place) and len(place) >= longest:
@@ -214,20 +214,12 @@ def look_at_node() -> Node:
     shm_bytes = 0
     with contextlib.suppress(OSError):
         shm_bytes = shutil.disk_usage("/dev/shm").free
-    facts = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
+    facts = dict(line.split(":", 1) for line in kernel_text("/proc/meminfo").splitlines())
     memory_bytes = int(facts.get("MemAvailable", "0 kB").split()[0]) << 10
-    most, used = _text(f"{_CGROUP}/memory.max").strip(), _text(f"{_CGROUP}/memory.current").strip()
+    most, used = (kernel_text(f"{_CGROUP}/memory.{name}") for name in ("max", "current"))
     if most.isdigit() and used.isdigit():
         memory_bytes = min(memory_bytes, max(0, int(most) - int(used)))
     limits = [resource.getrlimit(n)[0] for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
     n_files, n_processes = (0 if limit == resource.RLIM_INFINITY else limit for limit in limits)
     load = os.getloadavg()[0]
     return Node(count_cores(), memory_bytes, shm_bytes, n_files, n_processes, load)
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # the trainer loads no database, and only what stages from UR
     from overlapiter.peers.client import PeersPlan
     from overlapiter.store.comparer import Validation
     from overlapiter.store.store import Store
-    from overlapiter.workers.reader.face import Face
 
 #: A file reader reads one file at a time, for which it needs no more.
 _DIRECT_CONNECTIONS = 4
@@ -164,8 +163,6 @@ class SupervisorPlan:
     trainer_pid: int = 0  # the trainer; when it ends, the supervisor and its workers do
     run_number: int = 0  # by which the stores know this run
     renewal: Any = None  # what the face is told for the first processes
-    #: What a framework adds, in the workers; None in the trainer, or where there is none.
-    face: Face | None = None
 
     @property
     def n_prefetchers(self) -> int:

@@ -7,7 +7,7 @@ import gc
 import os
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -25,9 +25,8 @@ class Crew:
         self._lock = threading.Lock()
         self.n_busy = self.most_busy = 0
 
-    def _work(self) -> None:
-        while self.threads.do_next():
-            pass
+    def _work(self, do_jobs: Callable[[], None]) -> None:
+        do_jobs()
         self.ended.release()
 
     def job(self) -> None:
@@ -154,7 +153,7 @@ def test_without_any_thread_the_caller_does_the_jobs(monkeypatch):
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", fail)
-    threads = Threads(lambda: None)
+    threads = Threads()
     threads.resize(8)
     done = []
     threads.put(lambda: done.append(1))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from overlapiter.board import Counter, Row
 from overlapiter.errors import described
 from overlapiter.origins.bulk import bulk_of
-from overlapiter.sources import Dataset, declared_paths, paths_below
+from overlapiter.sources import declared_paths, paths_below
 from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, unpacked
@@ -32,7 +32,7 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.reader.face import Face
-from overlapiter.workers.start.processes import keep_freed_memory, let_others_finish
+from overlapiter.workers.start.processes import keep_freed_memory
 from overlapiter.workers.usage import Usage
 
 from .discovery import Discovery
@@ -62,17 +62,17 @@ class Prefetcher:
     """Stages the files of the tasks that come over a channel, until it closes."""
 
     def __init__(
-        self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, run: Run, row: Row
+        self, channel: Channel, face: Face, plan: SupervisorPlan, run: Run, row: Row
     ) -> None:
         assert plan.staging is not None
         self._number = row.number - plan.n_readers
         self._channel = channel
-        self._dataset = dataset
+        self._face, self._dataset = face, face.dataset
         self._run_plan, self._plan = plan, plan.staging
         self._row = row
         self._trace = open_trace(plan.trace, f"prefetcher {self._number}", 100 + self._number)
         self._usage = Usage(row)
-        self._threads = Threads(self._work)
+        self._threads = Threads(self._guarded)
         self._stores = self._plan.stores(run, self._warn, self._note_gone)
         self._key_of = self._stores[0].key_of
         self._peers = self._peers_of_job()
@@ -89,7 +89,7 @@ class Prefetcher:
             self._bulk,
         )
         count_evicted = functools.partial(self._count, Counter.FILES_EVICTED)
-        self._evictor = Evictor(dataset, self._stager, count_evicted)
+        self._evictor = Evictor(face.dataset, self._stager, count_evicted)
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -111,36 +111,32 @@ class Prefetcher:
         return Peers(self._plan.peers, count_fault, self._crash)
 
     def run(self) -> None:
-        """Serve until the supervisor closes the channel."""
+        """Serve until the end; ChannelClosedError is raised where the channel is closed."""
         keep_freed_memory()
-        let_others_finish()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._resize(self._plan.reads_per_prefetcher)
         self._begin_bulk()
         if not self._number:  # one prefetcher of an iterator does
             self._threads.put(self._mend)
-        try:
-            while True:
-                while not self._channel.is_readable(self._patience_seconds()):
-                    if self._at_hand:
-                        self._threads.look()
-                        self._show_current()
-                        self._report_settled()
-                        self._trace.flush()
-                    else:
-                        self._rest()
-                self._usage.note()
-                kind, *values = self._channel.receive()[0]
-                if kind == "reads":
-                    self._resize(values[0])
-                elif kind == "end":
-                    self._end(*values)
-                    return
+        while True:
+            while not self._channel.is_readable(self._patience_seconds()):
+                if self._at_hand:
+                    self._threads.look()
+                    self._show_current()
+                    self._report_settled()
+                    self._trace.flush()
                 else:
-                    self._accept(StageTask(*values))
-                    self._threads.do_waiting()
-        except ChannelClosedError:
-            return
+                    self._rest()
+            self._usage.note()
+            kind, *values = self._channel.receive()[0]
+            if kind == "reads":
+                self._resize(values[0])
+            elif kind == "end":
+                self._end(*values)
+                return
+            else:
+                self._accept(StageTask(*values))
+                self._threads.do_waiting()
 
     def _patience_seconds(self) -> float:
         if self._at_hand:
@@ -178,13 +174,6 @@ class Prefetcher:
             except RuntimeError:  # at the limit of threads
                 self._bulk.resize(0)
         self._bulk = None
-
-    def _work(self) -> None:
-        self._guarded(self._do_jobs)
-
-    def _do_jobs(self) -> None:
-        while self._threads.do_next():
-            pass
 
     def _take_read(self) -> None:
         assert self._bulk is not None
@@ -430,9 +419,9 @@ class Prefetcher:
                 self._show_current()
 
     def _begin_discovery(self) -> Discovery:
-        face, n_readers = self._run_plan.face or Face(self._dataset), self._run_plan.n_readers
+        n_readers = self._run_plan.n_readers
         with contextlib.suppress(BaseException):  # user code: a file reader reports it
-            face.begin(self._number % n_readers, n_readers)
+            self._face.begin(self._number % n_readers, n_readers)
         return Discovery(self._dataset, self._plan, self._run_plan.index_type)
 
     def _stage_found(

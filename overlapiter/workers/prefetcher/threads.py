@@ -31,15 +31,16 @@ _MOST_OF_MEAN = 8
 class Threads:
     """Threads that do jobs, the oldest first.
 
-    :meth:`put`, :meth:`note_answer` and :meth:`do_next` are safe for threads; the others are for
-    one thread alone.
+    :meth:`put` and :meth:`note_answer` are safe for threads; the others are for one thread alone.
 
     Args:
-        work: What each thread does: it is to call :meth:`do_next` until that returns False.
+        run: Called in each thread with what does the jobs, until the thread is to end.
     """
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(
+        self, run: Callable[[Callable[[], None]], None] = lambda do_jobs: do_jobs()
+    ) -> None:
+        self._run = run
         self._jobs: collections.deque[Callable[[], None]] = collections.deque()
         self._wakings: queue.SimpleQueue[None] = queue.SimpleQueue()  # one wakes one thread
         self._lock = threading.Lock()
@@ -141,16 +142,15 @@ class Threads:
 
     def _begin(self) -> None:
         self._wakings.get()
-        self._work()
+        self._run(self._do_jobs)
 
-    def do_next(self) -> bool:
-        """Do the next job, as soon as there is one; return False if the thread is to end."""
-        job = self._next_job()
-        if job is not None:
+    def _do_jobs(self) -> None:
+        while (job := self._next_job()) is not None:
             job()
-        return job is not None
+            del job  # nothing of it is kept while the thread waits for the next one
 
     def _next_job(self) -> Callable[[], None] | None:
+        """Wait for the next job, and return it; None if the thread is to end."""
         me = threading.get_ident()
         while True:
             with self._lock:

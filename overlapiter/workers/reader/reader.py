@@ -15,7 +15,7 @@ from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Dataset, declared_paths, index_maker
+from overlapiter.sources import declared_paths, index_maker
 from overlapiter.store.extents import unpacked
 from overlapiter.tracing import open_trace
 from overlapiter.workers.copies import StagedCopies
@@ -48,11 +48,10 @@ class ReadTask(NamedTuple):
 class FileReader:
     """Reads the parts that the supervisor sends over a channel, until that closes."""
 
-    def __init__(self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, row: Row) -> None:
+    def __init__(self, channel: Channel, face: Face, plan: SupervisorPlan, row: Row) -> None:
         self._channel = channel
-        self._dataset = dataset
+        self._face, self._dataset = face, face.dataset
         self._plan = plan
-        self._face = plan.face or Face(dataset)
         self._begin_error: BaseException | None = None
         self._index_type = index_maker(plan.index_type)
         self._row = row
@@ -69,13 +68,13 @@ class FileReader:
             self._direct = plan.staging.direct()
             source = plan.staging.source
             self._unseen = UnseenReads(
-                dataset, source, row, self._warn, names_source=plan.names_source
+                face.dataset, source, row, self._warn, names_source=plan.names_source
             )
             note_elsewhere = self._unseen.note_elsewhere
             OpenHook(source, self._copies, self._direct, note_elsewhere).install()
 
     def run(self) -> None:
-        """Serve until the supervisor closes the channel."""
+        """Serve until the end; ChannelClosedError is raised where the channel is closed."""
         keep_freed_memory()
         row = self._row
         if not row.get(Counter.STARTED_NS):
@@ -85,7 +84,7 @@ class FileReader:
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
         self._end_forks(self._begin_error)
-        with self._trace, contextlib.suppress(ChannelClosedError):
+        with self._trace:
             while True:
                 before_ns = time.monotonic_ns()
                 if self._trace.is_on and not self._channel.is_readable(_PAUSE_SECONDS):

@@ -49,9 +49,11 @@ class Parcel:
         self.digest = digest_of(pieces)
         header = struct.pack(f"<{len(pieces) + 1}q", len(pieces) - 1, *(p.nbytes for p in pieces))
         self.fd = os.memfd_create("overlapiter-dataset", os.MFD_CLOEXEC)
-        self.size_bytes = 0
-        for piece in [memoryview(header), *pieces]:
-            self._write(piece)
+        with open(self.fd, "wb", closefd=False) as file:
+            for piece in [memoryview(header), *pieces]:
+                file.write(piece)
+                file.seek(_aligned(file.tell()))
+            file.truncate()
 
     def mentions(self, module: str) -> bool:
         """Return whether the pickle refers to a module or to one below it, or has such a text."""
@@ -60,15 +62,6 @@ class Parcel:
         name = re.escape(module.encode("utf-8", "surrogatepass"))  # so does pickle
         begin = rb"(?s:\x8c.|X.{4}|c)"
         return all(re.search(pattern, self._mentioned) for pattern in (name, begin + name))
-
-    def _write(self, piece: memoryview) -> None:
-        offset_bytes = self.size_bytes
-        while piece:
-            written_bytes = os.pwrite(self.fd, piece, offset_bytes)
-            offset_bytes += written_bytes
-            piece = piece[written_bytes:]
-        self.size_bytes = _aligned(offset_bytes)
-        os.ftruncate(self.fd, self.size_bytes)
 
     def close(self) -> None:
         """Drop the descriptor; closing twice is fine."""
@@ -137,14 +130,14 @@ def _pickling_error(thing: object) -> Exception | None:
     return None
 
 
-def open_parcel(fd: int, size_bytes: int) -> Any:
+def open_parcel(fd: int) -> Any:
     """Unpickle what is in a parcel; the descriptor stays the caller's.
 
     Raises:
         RecursionError: A ``__getattr__`` of the user's calls itself then.
         Exception: What else unpickling raises.
     """
-    memory = memoryview(mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY))
+    memory = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
     (n_buffers,) = struct.unpack_from("<q", memory)
     lengths = struct.unpack_from(f"<{n_buffers + 1}q", memory, 8)
     start = _aligned(8 * (n_buffers + 2))

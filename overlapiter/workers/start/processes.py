@@ -39,7 +39,8 @@ def run_as_batch() -> None:
 
     A message would wake the supervisor on the core of the trainer that has sent it, and a read of
     the slow store ends every few hundred microseconds: trainer and file readers go on meanwhile,
-    and then what has come is taken together. The share of the cores stays the same.
+    and then what has come is taken together. The share of the cores stays the same. A scheduling
+    policy that the user has chosen stays.
     """
     if os.sched_getscheduler(0) == os.SCHED_OTHER:
         with contextlib.suppress(OSError):  # forbidden in some containers; it is only cheaper
@@ -114,17 +115,6 @@ class BusyClock:
             return time.monotonic_ns(), time.process_time_ns()
         cpu_ns, delay_ns, _ = os.pread(self._fd, 64, 0).split()
         return time.monotonic_ns() - int(delay_ns), int(cpu_ns)
-
-
-def let_others_finish() -> None:
-    """Have this process, woken by each answer of the store, not take the core from a file reader.
-
-    A scheduling policy that the user has chosen stays. Only the speed depends on it, so a sandbox
-    may forbid it.
-    """
-    with contextlib.suppress(OSError):
-        if os.sched_getscheduler(0) == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def keep_freed_memory() -> None:

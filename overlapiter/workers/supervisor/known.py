@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from overlapiter.store.extents import EXTENT_BYTES
 
-_UNKNOWN, _ONE_FILE, _OTHERWISE, _GONE = 0, 1, 2, 3
+#: Of what the table has of an example: nothing, its one file, or the one that it had.
+_NOTHING, _ONE_FILE, _GONE = 0, 1, 2
 
 
 class KnownExtents:
@@ -24,7 +25,7 @@ class KnownExtents:
         self._states = self._state_array.data
         self._memory = mmap.mmap(-1, max(1, n_examples) * EXTENT_BYTES)
         self._table = np.frombuffer(self._memory, f"V{EXTENT_BYTES}")
-        self._others: dict[int, bytes] = {}
+        self._others: dict[int, bytes] = {}  # of examples that read none, or several
 
     def put(self, index: int, extents: bytes) -> None:
         """Note the extents of an example: all its files."""
@@ -33,7 +34,7 @@ class KnownExtents:
             self._states[index] = _ONE_FILE
         else:
             self._others[index] = extents
-            self._states[index] = _OTHERWISE
+            self._states[index] = _NOTHING
 
     def put_one_file_each(self, indices: NDArray[np.int64], extents: bytes) -> None:
         """Note the extents of several examples, each of which has one file."""
@@ -42,10 +43,9 @@ class KnownExtents:
 
     def get(self, index: int) -> bytes | None:
         """Return the extents of an example; None if they are not known."""
-        state = self._states[index]
-        if state == _ONE_FILE:
+        if self._states[index] == _ONE_FILE:
             return self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES]
-        return self._others[index] if state == _OTHERWISE else None
+        return self._others.get(index)
 
     def last(self, index: int) -> bytes:
         """Return the extents that an example has or had; nothing if they are not known."""
@@ -55,13 +55,11 @@ class KnownExtents:
 
     def forget(self, index: int) -> None:
         """Have an example looked at by a prefetcher the next time."""
-        was_one = self._states[index] in (_ONE_FILE, _GONE)
-        self._states[index] = _GONE if was_one else _UNKNOWN
+        if self._states[index] == _ONE_FILE:
+            self._states[index] = _GONE
         self._others.pop(index, None)
 
     def forget_all(self) -> None:
         """Have every example looked at by a prefetcher the next time."""
-        states = self._state_array
-        states[states == _ONE_FILE] = _GONE
-        states[states == _OTHERWISE] = _UNKNOWN
+        self._state_array[self._state_array == _ONE_FILE] = _GONE
         self._others.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import os
 import pwd
@@ -30,12 +29,7 @@ _SHOWN_OPTIONS = ("source", "validate", "n_prefetchers", "reads_in_flight")
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID", "JOB_ID")
 
 
-def main(
-    fds: list[int],
-    import_main_module: Callable[[], None],
-    plan: SupervisorPlan,
-    dataset_bytes: int,
-) -> int:
+def main(fds: list[int], import_main_module: Callable[[], None], plan: SupervisorPlan) -> int:
     """Run the supervisor until the trainer ends it; return the exit code.
 
     Args:
@@ -43,7 +37,6 @@ def main(
             socket on which they come.
         import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
         plan: What to do.
-        dataset_bytes: Size of the pickled dataset.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("ovl-supervisor")
@@ -55,18 +48,16 @@ def main(
         import_main_module()
         for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)
-        dataset = open_parcel(fds[1], dataset_bytes)
+        pickled = open_parcel(fds[1])
         _import_image_formats()
-        if isinstance(dataset, Face):  # of a framework, which holds the dataset
-            plan = dataclasses.replace(plan, face=dataset)
-            dataset.renewal = plan.renewal
-            dataset = dataset.dataset
+        face = pickled if isinstance(pickled, Face) else Face(pickled)  # of a framework, or of none
+        face.renewal = plan.renewal
         # If the program or an import ignored it, the supervisor could not wait for its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         board = StatsBoard(fds[2])
         freeze()
         run = run_of(plan, fds[2])
-        supervisor = Supervisor(channel, dataset, plan, board, run, *fds[3:])
+        supervisor = Supervisor(channel, face, plan, board, run, *fds[3:])
         for fd in fds[1:3]:
             os.close(fd)
         try:

@@ -24,7 +24,6 @@ class SlotKeeper:
         self._keeps_memory = False
         self._layouts: dict[int, Layout] = {}
         self._pools: dict[int, SlotPool] = {}
-        self._layout_of_segment: dict[int, int] = {}
         self._next_segment_id = 0
         self.layout_id = -1  # until an example has been seen
 
@@ -72,7 +71,6 @@ class SlotKeeper:
             return NO_MEMORY
         if pool.is_used_up():
             pool.add_segment(self._next_segment_id)
-            self._layout_of_segment[self._next_segment_id] = self.layout_id
             self._next_segment_id += 1
         return pool.acquire()
 
@@ -89,15 +87,15 @@ class SlotKeeper:
 
     def release(self, slot: Slot, contacts: Iterable[Contact]) -> None:
         """Take a slot back; memory of an old layout that is idle now is dropped by all."""
-        layout_id = self._layout_of_segment.get(slot.segment_id)
-        if layout_id is None:
+        pools = self._pools.items()
+        found = next((each for each in pools if slot.segment_id in each[1].segments), None)
+        if found is None:
             return
-        pool = self._pools[layout_id]
+        layout_id, pool = found
         pool.release(slot)
         if layout_id == self.layout_id or not pool.is_idle():
             return
         for segment_id in pool.segments:
-            del self._layout_of_segment[segment_id]
             for contact in contacts:
                 contact.send(("forget", segment_id, layout_id))
                 contact.segments.discard(segment_id)

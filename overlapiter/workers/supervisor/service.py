@@ -72,7 +72,7 @@ class Service:
         listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
             self._child = launch(
-                (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
+                (dataclasses.replace(self._plan, trainer_pid=os.getpid()),),
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
                 preload=self._plan.imports,
                 prepared=self._prepared,

@@ -43,7 +43,6 @@ import time
 from overlapiter.board import Counter, Row, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
-from overlapiter.sources import Dataset
 from overlapiter.store.generation import generation_of
 from overlapiter.store.localfiles import remove_left
 from overlapiter.store.site import Run
@@ -51,6 +50,7 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.prefetcher.prefetcher import Prefetcher
+from overlapiter.workers.reader.face import Face
 from overlapiter.workers.reader.reader import FileReader
 from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor.contact import Contact
@@ -81,13 +81,13 @@ class Supervisor:
     def __init__(
         self,
         channel: Channel,
-        dataset: Dataset,
+        face: Face,
         plan: SupervisorPlan,
         board: StatsBoard,
         run: Run,
         listener_fd: int = -1,
     ) -> None:
-        self._plan = plan
+        self._plan, self._face = plan, face
         self._listener_fd = listener_fd
         self._board = board
         self._row = board.supervisor_row()
@@ -112,8 +112,8 @@ class Supervisor:
             staging.capacity_bytes if staging else None,
             staging.n_sharers if staging else 1,
         )
-        self._staging = self._staging_stage(dataset, run)
-        self._reading = self._reading_stage(dataset)
+        self._staging = self._staging_stage(run)
+        self._reading = self._reading_stage()
         self._tuner: Tuner | None = None
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team, staging, time.monotonic())
@@ -127,23 +127,21 @@ class Supervisor:
 
     def _new_schedule(self) -> Schedule:
         """Return the schedule; a face may deal whole mini-batches to the readers in turn."""
-        plan, face = self._plan, self._plan.face
-        deals_in_turn = face is not None and face.deals_in_turn
-        self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
+        plan, face = self._plan, self._face
         return Schedule(
             is_staging=plan.staging is not None,
             part_size=self._part_size,
             settled=self._deliver,
-            n_turns=plan.n_readers if deals_in_turn else 0,
+            n_turns=plan.n_readers if face.deals_in_turn else 0,
         )
 
-    def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
+    def _staging_stage(self, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
         staging = self._plan.staging
         rows = [self._board.prefetcher_row(n) for n in range(self._plan.n_prefetchers)]
 
         def be_prefetcher(channel: Channel, row: Row) -> None:
-            Prefetcher(channel, dataset, self._plan, run, row).run()
+            Prefetcher(channel, self._face, self._plan, run, row).run()
 
         team = Team("prefetcher", rows, be_prefetcher, self._leave)
         team.n_wanted = staging.n_first_prefetchers if staging else 0
@@ -157,13 +155,13 @@ class Supervisor:
             " and ".join(site.directory for site in staging.sites) if staging else "",
         )
 
-    def _reading_stage(self, dataset: Dataset) -> ReadingStage:
+    def _reading_stage(self) -> ReadingStage:
         """Return the stage of the file readers."""
         plan = self._plan
         rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
 
         def be_reader(channel: Channel, row: Row) -> None:
-            FileReader(channel, dataset, plan, row).run()
+            FileReader(channel, self._face, plan, row).run()
 
         return ReadingStage(
             Team("file reader", rows, be_reader, self._leave, plan.max_parts_per_reader),
@@ -172,7 +170,7 @@ class Supervisor:
             self._costs,
             self._residency,
             is_skipping=plan.is_skipping,
-            collates=plan.face is not None and plan.face.collates,
+            collates=self._face.collates,
         )
 
     def _serving_stage(self) -> ServingStage:
@@ -185,7 +183,7 @@ class Supervisor:
     def _part_size(self, batch: Batch) -> int:
         """Return how many examples of a mini-batch to put into a part."""
         size, is_first = len(batch.indices), batch.batch_id <= self._consumed_id
-        if self._reads_whole:
+        if self._face.collates or self._face.deals_in_turn:
             return size
         return self._costs.part_size(size, self._plan.n_build_ahead, is_first=is_first)
 
@@ -399,8 +397,7 @@ class Supervisor:
 
     def _renew_readers(self, renewal: object) -> None:
         """Put new processes in the places of all file readers, with the dataset as it came."""
-        assert self._plan.face is not None
-        self._plan.face.renewal = renewal
+        self._face.renewal = renewal
         for worker in self._reading.team:
             if worker.pid:
                 self._end(worker)

@@ -20,7 +20,8 @@ from overlapiter.workers.supervisor.schedule import Part
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10
 
-#: Runs a worker on its end of the channel, counting in its row, until the channel closes.
+#: Runs a worker on its end of the channel, counting in its row; the end of the channel, by its
+#: ChannelClosedError, is a worker's ordinary end.
 Role: TypeAlias = "Callable[[Channel, Row], None]"
 
 
