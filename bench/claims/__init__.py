@@ -1,4 +1,4 @@
-"""A file, or a folder, for each published claim; ``bench.plan`` lists them.
+"""A file, or two, for each published claim; ``bench.plan`` lists them.
 
 Each has a docstring, which its ``--help`` prints, and
 
@@ -10,6 +10,7 @@ Each has a docstring, which its ``--help`` prints, and
 
 and may have
 
+* ``TARGETS``, what is wanted of the runs, by the names of their points;
 * ``draw_all``, which draws a result into files whose stem is given, and returns their paths;
 * ``faults``, which returns every reason for which a result is a failure.
 """

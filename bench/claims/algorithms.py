@@ -23,7 +23,7 @@ from statistics import median
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import missed, target_of, target_rows
+from bench.harness.tables import Wanted, missed
 from bench.harness.turns import take_turns
 
 EXAMPLE = CHECKOUT / "examples/digits"
@@ -72,7 +72,7 @@ def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
     take_turns(points, options.repeats, lambda point: train_once(point, data, options))
-    return {"points": points, "targets": targets(points), "data": DATA}
+    return {"points": points, "data": DATA}
 
 
 def _curve(point: dict, key: str) -> list[float]:
@@ -95,13 +95,11 @@ _COLUMNS = {
 }
 
 
-def targets(points: list[dict]) -> list[dict]:
-    """Return what each algorithm has to have learned."""
-    return [
-        target_of(f"accuracy at the end, {point['name']}", "", 0.9,
-                  [run["val_accuracy"][-1] for run in point["runs"]])
-        for point in points
-    ]  # fmt: skip
+#: What each algorithm has to have learned.
+TARGETS: tuple[Wanted, ...] = tuple(
+    (f"accuracy at the end, {name}", "", 0.9, (name,), lambda run: run["val_accuracy"][-1])
+    for name in ALGORITHMS
+)
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -120,5 +118,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result, workers)]
 
 
-TABLES = {"algorithms": _COLUMNS, "targets": target_rows}
+TABLES = {"algorithms": _COLUMNS}
 faults = missed

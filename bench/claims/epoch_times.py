@@ -1,7 +1,7 @@
 """The first epochs when the staging directory holds half of the data set: the time of each.
 
     python -m bench epoch-times
-    python -m bench epoch-times --mount fuse --examples 4000 --loaders capacity,unlimited,ideal
+    python -m bench epoch-times --mount fuse --examples 4000
 
 ``ideal`` is what the later epochs would take if misses cost nothing: everything is staged, and one
 more process reads from the store meanwhile what has to be missed at the least.
@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.tables import Wanted, compared, extremes, rows_of, spread
+from bench.harness.tables import Wanted, extremes, spread
 from bench.harness.turns import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -21,7 +21,6 @@ MEANINGS = {
     "capacity": "OverlapIterator, the staging directory holds a part",
     "unlimited": "OverlapIterator, the staging directory holds all",
     "ideal": "unlimited, while 64 threads of one more process read what has to be missed",
-    "multiprocess": "MultiprocessIterator, slow store",
 }
 
 
@@ -30,18 +29,15 @@ class Options(EpochOptions):
 
     examples: int = 1600
     fraction: float = option(0.5, "that fits")
-    loaders: list[str] = option(list(MEANINGS), "some of them", known=MEANINGS)
 
 
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
-    kinds = {
-        "capacity": {"loader": "overlap", "room": options.fraction},
-        "unlimited": {"loader": "overlap"},
-        "ideal": {"loader": "overlap", "beside_fraction": 1 - options.fraction},
-        "multiprocess": {"loader": "slow"},
-    }
-    points = [{"name": name, **kinds[name]} for name in options.loaders]
+    points = [
+        {"name": "capacity", "room": options.fraction},
+        {"name": "unlimited"},
+        {"name": "ideal", "beside_fraction": 1 - options.fraction},
+    ]
     return run_points(options, scratch, points, options.examples, **options.usual)
 
 
@@ -55,16 +51,12 @@ def summarize(runs: list[dict]) -> dict:
     }
 
 
-def targets(points: list[dict]) -> list[dict]:
-    """Return what the later epochs of the limits take, of those of ``capacity``."""
-    return compared(_TARGETS, {name_of(point): point["runs"] for point in points})
-
-
 def _later(run: dict) -> float:
     return sum(epoch["seconds"] for epoch in run["epochs"][1:])
 
 
-_TARGETS: tuple[Wanted, ...] = tuple(
+#: What the later epochs of the limits take, of those of ``capacity``.
+TARGETS: tuple[Wanted, ...] = tuple(
     (f"{limit} / capacity, epoch 2 and later", "", wanted, (limit, "capacity"),
      lambda other, run: _later(other) / _later(run))
     for limit, wanted in (("ideal", 0.85), ("unlimited", None))
@@ -84,9 +76,9 @@ def rows(result: dict) -> list[list[str]]:
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw the seconds of each epoch."""
-    from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels
+    from bench.harness.figures import BLUE, GREY, SKY, bar_panels
 
-    colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
+    colours = {"capacity": SKY, "ideal": GREY, "unlimited": BLUE}
     found = {name_of(p): summarize(p["runs"])["epoch_seconds"] for p in result["points"]}
     series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
     n_epochs, options = max(map(len, found.values())), result["options"]
@@ -98,4 +90,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return bar_panels(panels, names, stem.with_suffix(".png"), result, words)
 
 
-TABLES = {"epochs": rows, "targets": lambda result: rows_of(targets(result["points"]))}
+TABLES = {"epochs": rows}

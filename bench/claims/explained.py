@@ -148,7 +148,7 @@ def explain(request: dict) -> dict:
     Returns:
         ``cause``, ``text``, ``before``, ``expected`` and ``after``, in examples per second.
     """
-    name, scratch = request["name"], Path(request["scratch"])
+    name, scratch = request["name"], request["scratch"]
     job = JOBS[name]
     if not job.train_seconds and name != "decoding":  # a trainer that the store can keep up with
         job = dataclasses.replace(job, train_seconds=_TRAIN_SECONDS)
@@ -206,7 +206,7 @@ def watch(request: dict) -> dict:
     Returns:
         For each way of watching the microseconds of CPU of all its processes for an example.
     """
-    scratch, spent_ns = Path(request["scratch"]), dict.fromkeys(_WAYS, 0)
+    scratch, spent_ns = request["scratch"], dict.fromkeys(_WAYS, 0)
     with _prepared(_WATCHED, scratch) as open_iterator, contextlib.ExitStack() as stack:
         traces = {"trace": scratch / "trace.json"}
         iterators = {n: stack.enter_context(open_iterator(trace=traces.get(n))) for n in _WAYS}
@@ -232,9 +232,9 @@ def watch(request: dict) -> dict:
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
-    folder, seconds = str(scratch), options.seconds
-    call_in_turns(points, options.repeats, explain, scratch=folder, seconds=seconds)
-    call_in_turns(watched, 3 * options.repeats, watch, scratch=folder, seconds=2 * seconds)
+    seconds = options.seconds
+    call_in_turns(points, options.repeats, explain, scratch=scratch, seconds=seconds)
+    call_in_turns(watched, 3 * options.repeats, watch, scratch=scratch, seconds=2 * seconds)
     store = "emulated, see bench/slow/store.py"
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 

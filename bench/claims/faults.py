@@ -23,6 +23,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +35,7 @@ from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.tables import rows_of, table, target_of
+from bench.harness.tables import Wanted, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.files import Images
@@ -222,15 +223,6 @@ def hit_rows(result: dict) -> list[list[str]]:
     return table(sorted(groups.items()), columns)
 
 
-def ending_rows(result: dict) -> list[list[str]]:
-    """Return a row for each way to end."""
-    return rows_of(
-        target_of(f"all children gone after {point['name']}", "s", ENDINGS[point["name"]][1],
-                  [run["children_seconds"] for run in point["runs"]])
-        for point in result["points"]
-    )  # fmt: skip
-
-
 def faults(result: dict) -> list[str]:
     """Return every reason for which the benchmark fails."""
     found = [f"wrong mini-batches at {result['wrong']}"] if result["wrong"] else []
@@ -239,4 +231,8 @@ def faults(result: dict) -> list[str]:
     return found + [f"{name}: children that do not end" for name in sorted(hung)]
 
 
-TABLES = {"hits": hit_rows, "endings": ending_rows}
+TARGETS: tuple[Wanted, ...] = tuple(
+    (f"all children gone after {name}", "s", seconds, (name,), itemgetter("children_seconds"))
+    for name, (_, seconds) in ENDINGS.items()
+)
+TABLES = {"hits": hit_rows}

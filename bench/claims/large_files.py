@@ -20,7 +20,7 @@ from statistics import median
 
 from bench.harness.files import make_files, read_files
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import by_repeat, median_of, table, target_of, target_rows
+from bench.harness.tables import by_repeat, median_of, table, target_of
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
@@ -100,4 +100,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(zip(points[::2], points[1::2], strict=True), columns)
 
 
-TABLES = {"large-files": rows, "targets": target_rows}
+TABLES = {"large-files": rows}

@@ -5,6 +5,11 @@ epoch; beside it what other policies miss of the same orders. A read of the firs
 had to, so counted are the later ones::
 
     python -m bench misses-measured
+    python -m bench misses-node             # ranks that share it
+
+The ranks, under ``mpiexec``, have the order of ``overlapiter.scatter_order``, in lockstep as in
+data-parallel training: once as they are (``together``), and once such that none knows what the
+others read (``apart``).
 
 The files are the photographs of the other benchmarks; they are read, but not decoded. What is read
 ahead of the trainer across the end of an epoch counts in the earlier one.
@@ -15,18 +20,24 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.loaders.sources import EpochOptions, run_points
+from bench.claims.peers import run_epochs
+from bench.harness.options import option
+from bench.harness.turns import take_turns
+from bench.loaders.sources import EpochOptions, prepare, run_points
 from overlapiter.order import seeded_order
 
 Orders = Sequence[NDArray[np.intp]]
 Policy = Callable[[Orders, int], NDArray[np.bool_]]
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
+FRACTIONS_OF_RANKS = (0.25, 0.5, 0.75)
+KINDS = ("together", "apart")
 #: The names of what is compared, in tables and figures, with marks and colours.
 _NAMES = {
     "measured": ("**OverlapIterator**", "s-", "#009E73"),
@@ -45,6 +56,7 @@ class Options(EpochOptions):
     open_ms: float = 2.0
     mb_per_s: float = 1000.0
     repeats: int = 1
+    ranks: int = option(0, "ranks of a node, 0 for a single process")
 
 
 # --- other policies, each example being a file of the same size -----------------------------------
@@ -98,6 +110,8 @@ def simulated(options: Options, fraction: float) -> dict[str, list[float]]:
 
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
+    if options.ranks:
+        return measure_ranks(options, scratch)
     points = [{"fraction": f, "room": f, "loader": "overlap"} for f in FRACTIONS]
     usual = {**options.usual, "is_decoding": False}
     found = run_points(options, scratch, points, options.examples, **usual)
@@ -107,6 +121,25 @@ def measure(options: Options, scratch: Path) -> dict:
         point["missed_by_epoch"] = simulated(options, point["fraction"])
         point["missed_by_epoch"]["measured"] = [round(each, 6) for each in means]
     return found
+
+
+def measure_ranks(options: Options, scratch: Path) -> dict:
+    """Do all runs of the ranks of a node."""
+    base, facts = prepare(options, scratch, options.examples)
+    base = replace(base, **options.usual)
+    asked = [{"order": kind, "fraction": f} for f in FRACTIONS_OF_RANKS for kind in KINDS]
+
+    def run(point: dict) -> list[float]:
+        found = run_epochs(base, options.ranks, 1, point["fraction"], order=point["order"])
+        return [round(n / options.examples, 6) for n in found["reads"]]
+
+    take_turns(asked, 1, run)
+    points = []
+    for fraction in FRACTIONS_OF_RANKS:
+        found = {"belady": simulated(options, fraction)["belady"]}
+        found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
+        points.append({"fraction": fraction, "missed_by_epoch": found})
+    return {**facts, "points": points}
 
 
 def later_share(point: dict, policy: str) -> float:

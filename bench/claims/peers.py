@@ -90,7 +90,7 @@ def take(request: dict) -> dict | None:
 
     comm = overlapiter.mpi.create_communicator("naive")
     spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
-    n_batches = spec["n_examples"] // comm.size // spec["batch_size"]
+    n_batches = spec.n_examples // comm.size // spec.batch_size
 
     def step(_loader: object, _batch: list) -> float:
         epoch, place = divmod(next(numbers), n_batches)
@@ -101,7 +101,7 @@ def take(request: dict) -> dict | None:
         return 0.0
 
     def idle() -> dict:
-        is_idle = spec["has_peers"] and not fault  # a server that was hit says nothing
+        is_idle = spec.has_peers and not fault  # a server that was hit says nothing
         return {"idle_cpu_seconds": _idle_cpu_seconds() if is_idle else 0.0}
 
     return run_rank(request, comm, step, idle)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.tables import extremes_of, median_of, table
+from bench.harness.tables import table
 from bench.harness.turns import call_in_turns
 
 _SECRET = bytes(32)
@@ -53,7 +53,8 @@ def take(request: dict) -> dict:
         theirs.close()
         ours.recv()  # it is ready
         seconds, cpu_seconds = fetch(listener.getsockname())
-        ours.send("end")
+        with contextlib.suppress(BrokenPipeError):  # that of a plain socket ends with its client
+            ours.send("end")
         cpu_seconds += ours.recv()
         server.join()
     n_sent = n_files * n_rounds
@@ -147,15 +148,20 @@ def _fetch_bytes(
 def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
     """Do the runs of the second experiment."""
     points = [{"size_bytes": n, "kind": kind} for n in _FILE_BYTES for kind in _KINDS]
-    call_in_turns(points, 1 if is_quick else 5, take, is_quick=is_quick, scratch=str(scratch))
+    call_in_turns(points, 1 if is_quick else 5, take, is_quick=is_quick, scratch=scratch)
     return points
 
 
 def serving_rows(result: dict) -> list[list[str]]:
     """Return a row for each way and size: rate, and CPU of both sides for a file."""
-    columns = {"": lambda p: _KINDS[p["kind"]]}
-    columns["file"] = lambda p: f"{p['size_bytes'] // 1000} kB"
-    for key, head in (("mb_per_s", "MB/s"), ("cpu_us", "µs of CPU for a file, both sides")):
-        columns[head] = lambda p, key=key: f"{median_of(p, key):.1f}"
-        columns[f"[min, max], {head.split()[0]}"] = lambda p, key=key: extremes_of(p, key, 1)
-    return table(result.get("serving", []), columns)
+    return table(result.get("serving", []), _COLUMNS)
+
+
+_COLUMNS = {
+    "": lambda point: _KINDS[point["kind"]],
+    "file": lambda point: f"{point['size_bytes'] // 1000} kB",
+    "MB/s": "{mb_per_s:.1f}",
+    "[min, max], MB/s": "[{mb_per_s.min:.1f}, {mb_per_s.max:.1f}]",
+    "µs of CPU for a file, both sides": "{cpu_us:.1f}",
+    "[min, max], µs": "[{cpu_us.min:.1f}, {cpu_us.max:.1f}]",
+}

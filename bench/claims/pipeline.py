@@ -12,12 +12,11 @@ bench/results/README.md says what is measured, and what the loops and the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.options import OptionsError, option
-from bench.harness.tables import Wanted, compared, share_of, target_rows
+from bench.harness.tables import Wanted, share_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
 
@@ -67,18 +66,12 @@ def measure(options: Options, scratch: Path) -> dict:
         facts = {"n_batches": min(most, options.batches), **others}
         points.append({"name": name, "loader": loader, "note": note, **facts})
     n_examples, n_readers = options.batches * options.batch_size, options.readers
-    found = run_points(options, scratch, points, n_examples, n_readers=n_readers)
-    return {**found, "targets": targets(points)}
+    return run_points(options, scratch, points, n_examples, n_readers=n_readers)
 
 
 # --- what is wanted ---------------------------------------------------------------------------
 
 RATE, STEADY, FIRST = "images_per_second", "rate_after_first", "first_batch_seconds"
-
-
-def targets(points: Sequence[dict]) -> list[dict]:
-    """Return all targets of which both sides were measured."""
-    return compared(_TARGETS, {point["name"]: point["runs"] for point in points})
 
 
 def _supervisor_us(run: dict) -> float:
@@ -90,7 +83,7 @@ def _reader_beyond_us(run: dict, loops: dict) -> float:
     return report.cpu_us(run, "reader") - report.cpu_us(loops, "loop")
 
 
-_TARGETS: tuple[Wanted, ...] = (
+TARGETS: tuple[Wanted, ...] = (
     ("prefetchers, a staged file, local source", "µs", 80, ("from local",), report.staging_us),
     ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), report.staging_us),
     ("supervisor, an image, cold", "µs", 35, ("cold",), _supervisor_us),
@@ -116,5 +109,5 @@ _TARGETS: tuple[Wanted, ...] = (
 )
 
 
-TABLES = {"loaders": report.rate_rows, **report.TABLES, "targets": target_rows}
+TABLES = {"loaders": report.rate_rows, **report.TABLES}
 faults = report.faults

@@ -25,8 +25,8 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.tables import Wanted, compared, share_of, target_rows
-from bench.harness.turns import take_turns
+from bench.harness.tables import Wanted, compared, share_of
+from bench.harness.turns import name_of, take_turns
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import PACKAGES
@@ -111,23 +111,21 @@ def rivals_of(options: Options) -> tuple[list[dict], str]:
 
 def targets(points: list[dict]) -> list[dict]:
     """Compare the runs of each repeat, of those points that have run."""
-    runs = {
-        (p["loader"], p["n_readers"]) if "loader" in p else p["name"]: p["runs"] for p in points
-    }
-    stock = [key for key in runs if key[0] == "torch"] or [None]
-    ceiling, local, two = ("ceiling", 2), ("torch-local", 2), ("torch", 2)
-    cold, staged = ("overlap-torch", 2), ("overlap-torch-staged", 2)
-    importing, after = ("overlap-torch-importing", 2), share_of("rate_after_first")
+    runs = {name_of(point): point["runs"] for point in points}
+    stock = [name for name in runs if name.startswith("torch, ")] or [None]
+    two, cold, importing = "torch, 2 workers", "overlap-torch", "overlap-torch-importing"
     # The loops of the ceiling are forked from a process that has imported everything; workers that
     # start by themselves are what the first mini-batch waits for.
     wanted: list[Wanted] = [
         ("times PyTorch's, 2 workers each, cold", "", 10, [cold, two], _times),
         ("the same, a data set that imports PyTorch", "", None, [importing, two], _times),
         ("times PyTorch's best, cold", "", 1.7, [cold, *stock], _times),
-        ("of the ceiling, cold, all included", "", 0.85, [cold, ceiling], _times),
-        ("of the ceiling, cold, after the first", "", 0.85, [cold, ceiling], after),
-        ("of the ceiling, cold, by CPU of all", "", None, [cold, ceiling], report.less_cpu),
-        ("times PyTorch's on the local disk", "", 1.8, [staged, local], _times),
+        ("of the ceiling, cold, all included", "", 0.85, [cold, "ceiling"], _times),
+        ("of the ceiling, cold, after the first", "", 0.85, [cold, "ceiling"],
+         share_of("rate_after_first")),
+        ("of the ceiling, cold, by CPU of all", "", None, [cold, "ceiling"], report.less_cpu),
+        ("times PyTorch's on the local disk", "", 1.8, ["overlap-torch-staged", "torch-local"],
+         _times),
         ("first mini-batch beyond import torch, imported", "s", 0.5, [importing, "import"],
          lambda run, imported: run["first_batch_seconds"] - imported["seconds"]),
         ("first mini-batch, not imported", "s", 0.5, [cold], itemgetter("first_batch_seconds")),
@@ -144,5 +142,5 @@ def _times(run: dict, *others: dict) -> float:
     return run["images_per_second"] / max(other["images_per_second"] for other in others)
 
 
-TABLES = {"pytorch": report.rate_rows, **report.TABLES, "pytorch-targets": target_rows}
+TABLES = {"pytorch": report.rate_rows, **report.TABLES}
 faults = report.faults

@@ -27,7 +27,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import median_of, missed, table, target_of, target_rows
+from bench.harness.tables import Wanted, median_of, missed, share_of, table
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -186,12 +186,12 @@ def measure(options: Options, _scratch: Path) -> dict:
     """Run all jobs in turns."""
     points = points_of(options)
     take_turns(points, options.repeats, run)
-    return {"points": points, "targets": targets(points)}
+    return {"points": points}
 
 
-def figures_of(points: list[dict], of_runs: Callable = median_of) -> dict[str, float]:
-    """Return the figure of each point, by its name; ``of_runs`` gives a number of its runs."""
-    seconds = {point["name"]: of_runs(point, "seconds") for point in points}
+def figures_of(points: list[dict]) -> dict[str, float]:
+    """Return the figure of each point, by its name."""
+    seconds = {point["name"]: median_of(point, "seconds") for point in points}
     inline = seconds["validation inline"] - seconds[_NONE]
 
     def lost(point: dict) -> float:
@@ -204,29 +204,28 @@ def figures_of(points: list[dict], of_runs: Callable = median_of) -> dict[str, f
         "scaling": lambda p: seconds[f"{p['does']}, 1 workers"] / seconds[p["name"]],
         "hidden": lambda p: 1 - (seconds[p["name"]] - seconds[_NONE]) / inline,
         "none": lambda _: inline,
-        "updates": lambda p: of_runs(p, "updates") / seconds[p["name"]],
+        "updates": lambda p: median_of(p, "updates") / seconds[p["name"]],
         "killed": lost,
     }
     return {point["name"]: figures[point["kind"]](point) for point in points}
 
 
-#: By name of a point: what is said of it, and the least that is wanted.
-_TARGETS = {
-    "waits, 4 workers": ("speed of 4 workers that wait, of 1", 3.6),
-    "validation thread": ("of the validation's time, hidden by a thread", 0.9),
-    "validation workers": ("of the validation's time, hidden by 4 workers", None),
-    "computes, 2 workers": ("speed of 2 workers that compute, of 1", None),
-}
+def _hidden(run: dict, inline: dict, none: dict) -> float:
+    """Return the part of the time of the validation that a mode hides."""
+    return 1 - (run["seconds"] - none["seconds"]) / (inline["seconds"] - none["seconds"])
 
 
-def targets(points: list[dict]) -> list[dict]:
-    """Return what is wanted, repeat by repeat."""
-    repeats = range(len(points[0]["runs"]))
-    found = [figures_of(points, lambda point, key, n=n: point["runs"][n][key]) for n in repeats]
-    return [
-        target_of(what, "", wanted, [each[name] for each in found])
-        for name, (what, wanted) in _TARGETS.items()
-    ]
+_SPEED, _VALIDATED = share_of("seconds"), ("validation inline", _NONE)
+TARGETS: tuple[Wanted, ...] = (
+    ("speed of 4 workers that wait, of 1", "", 3.6,
+     ("waits, 1 workers", "waits, 4 workers"), _SPEED),
+    ("of the validation's time, hidden by a thread", "", 0.9,
+     ("validation thread", *_VALIDATED), _hidden),
+    ("of the validation's time, hidden by 4 workers", "", None,
+     ("validation workers", *_VALIDATED), _hidden),
+    ("speed of 2 workers that compute, of 1", "", None,
+     ("computes, 1 workers", "computes, 2 workers"), _SPEED),
+)  # fmt: skip
 
 
 _WORDS = {
@@ -259,4 +258,4 @@ def faults(result: dict) -> list[str]:
     return texts
 
 
-TABLES = {"training": rows, "targets": target_rows}
+TABLES = {"training": rows}

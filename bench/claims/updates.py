@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import by_repeat, median_of, missed, table, target_of, target_rows
+from bench.harness.tables import by_repeat, median_of, missed, table, target_of
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -224,5 +224,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result)]
 
 
-TABLES = {"updates": rows, "targets": target_rows}
+TABLES = {"updates": rows}
 faults = missed

@@ -19,7 +19,8 @@ from typing import Any
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, machine_facts
 from bench.harness.options import OptionsError, add_arguments
-from bench.harness.tables import rows_in
+from bench.harness.tables import compared, rows_in, target_rows
+from bench.harness.turns import name_of
 from overlapiter.cli import console
 from overlapiter.cli.probe import file_system_of
 
@@ -27,6 +28,8 @@ from overlapiter.cli.probe import file_system_of
 _SAID = ("data", "store", "absent", "examples")
 #: In what is printed, of the first column.
 _NAME_WIDTH = 48
+#: The claims of results that were measured by another name.
+_RENAMED = {"misses-node": "misses-measured"}
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
@@ -34,14 +37,26 @@ OWN_RESULTS = RESULTS / "own"
 
 def claim_of(name: str) -> ModuleType:
     """Return the module of a claim by its name, the one that results have as ``benchmark``."""
-    module = name.replace("-", "_").replace(" ", "_")
+    module = _RENAMED.get(name, name).replace("-", "_")
     return importlib.import_module(f"bench.claims.{module}")
+
+
+def tables_of(name: str) -> dict[str, Any]:
+    """Return the tables of a claim by name; see :func:`bench.harness.tables.rows_in`."""
+    return {**claim_of(name).TABLES, "targets": target_rows}
+
+
+def with_targets(result: dict) -> dict:
+    """Return a result with its ``targets``; if it has none, they follow from its points."""
+    wanted = getattr(claim_of(result["benchmark"]), "TARGETS", ())
+    runs = {name_of(point): point.get("runs") for point in result.get("points", ())}
+    return {"targets": compared(wanted, runs), **result}
 
 
 def text_of(result: dict) -> str:
     """Return all tables of which a result has a row, as they are printed; long names are folded."""
     texts = []
-    for kind in claim_of(result["benchmark"]).TABLES.values():
+    for kind in tables_of(result["benchmark"]).values():
         head, *rows = rows_in(result, kind)
         folded = [[textwrap.fill(name, _NAME_WIDTH), *cells] for name, *cells in rows]
         texts += [console.table(head, folded)] if rows else []
@@ -81,7 +96,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         disk, found = file_system_of(scratch).kind, claim.measure(options, Path(scratch))
     if found is None:  # one of several ranks, which has nothing to say
         return 0
-    result = {
+    facts = {
         "benchmark": name,
         **commit,
         "date": began.isoformat(timespec="seconds"),
@@ -90,8 +105,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
         "load_average": load_average,
         "staging_filesystem": disk,
         "options": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
-        **found,
     }
+    result = with_targets({**facts, **found})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
     print(f"{head(result)}\n\n{text_of(result)}\n")
@@ -130,14 +145,13 @@ def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
     In a process of its own: matplotlib keeps fonts open. Together, the points of all come into the
     figures of the first one.
     """
-    request = {"paths": [str(path) for path in paths], "is_together": is_together}
-    return call(_draw, request)["written"]
+    return call(_draw, (paths, is_together))["written"]
 
 
-def _draw(request: dict) -> dict:
-    paths, written = [Path(path) for path in request["paths"]], []
+def _draw(request: tuple[Sequence[Path], bool]) -> dict:
+    (paths, is_together), written = request, []
     results = [json.loads(path.read_text()) for path in paths]
-    if request["is_together"]:
+    if is_together:
         points = [point for result in results for point in result["points"]]
         results = [{**results[0], "points": points}]
     for path, result in zip(paths, results, strict=False):

@@ -37,8 +37,8 @@ def renewed(text: str) -> str:
             from bench.plan import rows
 
             return f"{match[1]}{markdown(rows())}\n{match[4]}"
-        result = json.loads((claim.RESULTS / match[2]).read_text())
-        rows = rows_in(result, claim.claim_of(result["benchmark"]).TABLES[match[3]])
+        result = claim.with_targets(json.loads((claim.RESULTS / match[2]).read_text()))
+        rows = rows_in(result, claim.tables_of(result["benchmark"])[match[3]])
         return f"{match[1]}{markdown(rows)}\n{match[4]}"
 
     return _BLOCK.sub(block, text)

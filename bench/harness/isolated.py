@@ -1,14 +1,15 @@
 """A function in a process of its own, so that starts are cold and memory is clean.
 
-Request and answer are JSON, in files: an orphan that kept a pipe open would block its parent.
+The request is pickled, the answer is JSON, both in files: an orphan that kept a pipe open would
+block its parent.
 """
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import os
+import pickle
 import shlex
 import signal
 import subprocess
@@ -31,7 +32,7 @@ class Program:
     """A process that is to call a function with a request.
 
     Args:
-        function: At the top of a module; takes a dict, returns one, or None for no answer.
+        function: At the top of a module; takes the request, returns a dict, or None for no answer.
         request: What it takes.
         folder: For the files of request and answer.
 
@@ -39,13 +40,13 @@ class Program:
         command: What starts it, in the folder of the checkout.
     """
 
-    def __init__(self, function: Callable, request: dict, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, function: Callable, request: object, folder: str | os.PathLike[str]) -> None:
         self.name = f"{function.__module__}:{function.__name__}"
         stem = Path(folder, f"{function.__name__}-{next(_numbers)}")
         asked, self._answer = stem.with_suffix(".request"), stem.with_suffix(".answer")
-        asked.write_text(json.dumps(request))
+        asked.write_bytes(pickle.dumps((function, request)))
         module = [sys.executable, "-W", "ignore", "-m", "bench.harness.isolated"]
-        self.command = [*module, self.name, str(asked), str(self._answer)]
+        self.command = [*module, str(asked), str(self._answer)]
 
     def answer(self, status: int) -> dict:
         """Return what the function returned, once its process has ended with this status.
@@ -60,7 +61,7 @@ class Program:
 
 def call(
     function: Callable,
-    request: dict,
+    request: object,
     launcher: Callable[[list[str]], list[str]] = list,
     *,
     most_seconds: float | None = None,
@@ -101,10 +102,8 @@ def end_in_order() -> None:
 
 if __name__ == "__main__":
     end_in_order()
-    name, request, answer = sys.argv[1:]
-    module, function = name.split(":")
-    found = getattr(importlib.import_module(module), function)(
-        json.loads(Path(request).read_text())
-    )
+    asked, answer = map(Path, sys.argv[1:])
+    function, request = pickle.loads(asked.read_bytes())
+    found = function(request)
     if found is not None:
-        Path(answer).write_text(json.dumps(found))
+        answer.write_text(json.dumps(found))

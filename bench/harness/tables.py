@@ -44,11 +44,6 @@ def median_of(point: dict, *keys: str) -> float:
     return spread_of(point, *keys)["median"]
 
 
-def extremes_of(point: dict, key: str, digits: int = 2) -> str:
-    """Return minimum and maximum over the runs of a point."""
-    return extremes(spread_of(point, key), digits)
-
-
 def by_repeat(value_of: Callable[..., float], *points: dict) -> list[float]:
     """Return for each repeat what a function makes of the runs of some points in it.
 
@@ -140,13 +135,8 @@ def compared(wanted: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) 
 
 def target_rows(result: dict) -> list[list[str]]:
     """Return a row for each of the ``targets`` of a result, after a header."""
-    return rows_of(result["targets"])
-
-
-def rows_of(targets: Iterable[dict]) -> list[list[str]]:
-    """Return a row for each target, after a header."""
     rows = [["", "measured", "[min, max]", "wanted", ""]]
-    for target in targets:
+    for target in result["targets"]:
         digits = 0 if target["unit"] == "µs" else 2
         unit = f" {target['unit']}" if target["unit"] else ""
         wanted = "" if target["wanted"] is None else f"{target['wanted']:.{digits}f}{unit}"

@@ -113,12 +113,13 @@ class Stock(Iterating):
         from chainer.dataset import concat_examples
         from chainer.iterators import MultiprocessIterator
 
-        from bench.loaders.stock_timing import StockTiming
+        from bench.loaders.stock_timing import TimedDataset
 
         self.concat = concat_examples
         np.random.seed(spec.seed)
-        self.parts = StockTiming(spec.n_readers).parts
-        super().__init__(spec, MultiprocessIterator, dataset, part)
+        timed = TimedDataset(dataset, spec.n_readers)
+        self.parts = timed.parts
+        super().__init__(spec, MultiprocessIterator, timed, part)
 
 
 class CopyFirst(Stock):

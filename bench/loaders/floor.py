@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
 from statistics import mean
@@ -24,7 +23,7 @@ from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.spec import RunSpec, result_of_run
 from bench.slow import crossed, slow_store
-from bench.slow.bare_reader import BareReader
+from bench.slow.bare_reader import bare_reader, read_all
 
 
 def run_floor(spec: RunSpec) -> dict:
@@ -34,12 +33,12 @@ def run_floor(spec: RunSpec) -> dict:
         return _result(spec, start, _run_loops(spec))
     with slow_store(spec) as store:
         # Installed in that process alone: the loops read local files.
-        root = store.root if store else spec.root
-        with closing(BareReader(root, store, spec.paths())) as reader:
+        root, paths = store.root if store else spec.root, spec.paths()
+        with bare_reader(store) as reader:
             start = time.monotonic()
-            reader.start(reader.paths)
+            reading = reader.submit(read_all, root, paths)
             reports = _run_loops(spec)
-            read = reader.wait()
+            read = reading.result()
             cpu = cpu_by_kind()
         result = {**_result(spec, start, reports, read["end"]), **crossed(store)}
         result["cpu"]["bare reader"] = {"n_processes": 1, "seconds": read["seconds"]}

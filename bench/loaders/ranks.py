@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import pickle
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ def run_ranks(
     staging = Path(spec.staging).with_name(f"staging-{next(_numbers)}")
     spec = replace(spec, staging=str(staging))
     with slow_store(spec) as store:
-        told = {**request, "spec": asdict(spec), "store": pickle.dumps(store).hex()}
+        told = {**request, "spec": spec, "store": store}
         if n_ranks:
             launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
             found = isolated.call(function, told, launcher, **YIELDS, **environment)
@@ -95,8 +94,7 @@ def run_rank(
         ``ranks``, what each reports: ``rank``; ``node``, its name; ``start_seconds`` until the
         first mini-batch was there; and ``epochs``, as of :func:`bench.loaders.spec.result_of_run`.
     """
-    store, node = pickle.loads(bytes.fromhex(request["store"])), this_node()
-    spec = RunSpec(**request["spec"])
+    spec, store, node = request["spec"], request["store"], this_node()
     spec = replace(spec, staging=os.path.join(spec.staging, node.name))
     os.makedirs(spec.staging, exist_ok=True)
     if spec.is_local and node.local_rank == 0:

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.harness.tables import by_repeat, median_of, share_of, spread_of, table
+from bench.harness.tables import by_repeat, median_of, share_of, table
 from bench.harness.turns import name_of
 from bench.loaders.spec import LOADERS, PARTS
 
@@ -97,22 +97,22 @@ def rate_rows(result: dict) -> list[list[str]]:
 
     What did not run has no column, and the readers have one only where their numbers differ.
     """
-    points, rate = result["points"], "images_per_second"
+    points = result["points"]
     columns = {
         "loader": meaning_of,
-        "mini-batches": lambda point: point["n_batches"],
-        "images/s": lambda point: f"{median_of(point, rate):,.0f}",
-        "min to max": lambda p: "{min:,.0f} to {max:,.0f}".format_map(spread_of(p, rate)),
-        "after the first": lambda point: f"{median_of(point, 'rate_after_first'):,.0f}",
+        "mini-batches": "{n_batches}",
+        "images/s": "{images_per_second:,.0f}",
+        "min to max": "{images_per_second.min:,.0f} to {images_per_second.max:,.0f}",
+        "after the first": "{rate_after_first:,.0f}",
     }
     heads = {"floor": ("of the floor", 2), "slow": ("times slow", 1), "fast": ("times fast", 2)}
     for loader, (head, digits) in heads.items():
         if any(point["loader"] == loader for point in points):
             cell = f"{{:.{digits}f}}".format
             columns[head] = lambda p, of=loader, cell=cell: cell(ratio(p, points, of))
-    columns["first, s"] = lambda p: f"{median_of(p, 'first_batch_seconds'):.2f}"
+    columns["first, s"] = "{first_batch_seconds:.2f}"
     if len({point["n_readers"] for point in points}) > 1:
-        columns["readers"] = lambda point: point["n_readers"]
+        columns["readers"] = "{n_readers}"
     return table(points, columns)
 
 

@@ -8,7 +8,8 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from statistics import mean
 from typing import Any
 
@@ -28,7 +29,7 @@ from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
 from bench.loaders.spec import PACKAGES, RunSpec, result_of_run
 from bench.slow import SlowStore, Store, crossed, slow_store
-from bench.slow.bare_reader import BareReader
+from bench.slow.bare_reader import bare_reader, read_all
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
 _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
@@ -36,28 +37,32 @@ _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
 
 def run_in_new_process(spec: RunSpec, most_seconds: float | None = None) -> dict:
     """Do one run in a fresh process and return its result as JSON has it; blocks until it ended."""
-    return isolated.call(run, asdict(spec), most_seconds=most_seconds)
+    return isolated.call(run, spec, most_seconds=most_seconds)
 
 
-def run(request: dict) -> dict:
+def run(spec: RunSpec) -> dict:
     """Do one run in this process."""
-    spec = RunSpec(**request)
     if spec.loader in ("floor", "ceiling"):
         from bench.loaders.floor import run_floor
 
         return run_floor(spec)
     with slow_store(spec) as store, contextlib.ExitStack() as resources:
         spec, dataset, emulated = data_of(spec, store)
-        reader = None
+        beside = None
         if spec.beside_fraction:
-            paths = [path for path, _ in dataset._pairs]
-            reader = BareReader(spec.root, store, paths)
-            resources.callback(reader.close)
+            reader = resources.enter_context(bare_reader(store))
+            paths, random = [path for path, _ in dataset._pairs], np.random.RandomState(0)
+            n_files = round(spec.beside_fraction * len(paths))
+
+            def beside() -> Future:
+                some = random.permutation(paths)[:n_files].tolist()
+                return reader.submit(read_all, spec.root, some)
+
         package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader)
         if package:  # a script has imported it before
             importlib.import_module(package)
         adapter = ADAPTERS[spec.loader]
-        return drive(spec, lambda: adapter(spec, dataset, emulated), store, reader)
+        return drive(spec, lambda: adapter(spec, dataset, emulated), store, beside)
 
 
 def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None]:
@@ -113,7 +118,7 @@ def drive(
     spec: RunSpec,
     open_loader: Callable[[], Any],
     store: Store,
-    reader: BareReader | None = None,
+    beside: Callable[[], Future] | None = None,
     train: Callable[[Any, list], float] | None = None,
     at_end: Callable[[], dict] = dict,
 ) -> dict:
@@ -123,13 +128,13 @@ def drive(
         spec: What to do.
         open_loader: Makes the adapter of the loader.
         store: The slow store, for what has crossed it.
-        reader: Reads a part of the data set in each epoch after the first, which ends when that is
-            done, too.
+        beside: Begins to read a part of the data set in each epoch after the first, which ends when
+            that is done, too.
         train: Takes the adapter and each mini-batch, and returns the loss.
         at_end: Called before the loader is closed; what it returns is a part of the result.
     """
     taken, fingerprints, reads, losses = [], [], [], []
-    random = np.random.RandomState(0)
+    reading: Future | None = None
     epochs, cpu_start, start = _Epochs(store), time.process_time(), time.monotonic()
     loader = open_loader()
     epochs.waited_seconds = constructor_seconds = time.monotonic() - start
@@ -150,15 +155,14 @@ def drive(
         if spec.seconds:
             reads.append(loader.statistics()["reads_in_flight"])
         if spec.n_epochs and loader.is_new_epoch:
-            if reader and epochs.found:
-                reader.wait()
+            if reading:
+                reading.result()
             epochs.end(loader, taken[first:], losses[first:])
             first = position
             if len(epochs.found) == spec.n_epochs:
                 break
-            if reader:
-                n_files = round(spec.beside_fraction * len(reader.paths))
-                reader.start(random.permutation(reader.paths)[:n_files].tolist())
+            if beside:
+                reading = beside()
         is_late = spec.seconds and delivered - first_delivered > spec.seconds
         if is_late or position == spec.n_batches:
             break

@@ -1,4 +1,4 @@
-"""What one run of one loader is asked to do, and what it reports; both are JSON."""
+"""What one run of one loader is asked to do, and what it reports, which is JSON."""
 
 from __future__ import annotations
 

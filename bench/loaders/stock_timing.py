@@ -1,9 +1,9 @@
 """Measures the four parts of a reader's time in the worker processes of MultiprocessIterator.
 
 The processes of its pool are started by ``fork``, so what is replaced here in the parent before
-the first ``next()`` is replaced in them: ``get`` of the task queue of a pool worker is timed, and
-the data set is wrapped in one whose ``__getitem__`` is timed. The costs are three readings of the
-clock per task and two per example.
+the first ``next()`` is replaced in them: ``get`` of the task queue of a pool worker is timed. The
+iterator gets the data set as one whose ``__getitem__`` is timed. The costs are three readings of
+the clock per task and two per example.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import multiprocessing.pool
 import time
 from typing import Any
 
-import chainer.iterators.multiprocess_iterator as stock
 import numpy as np
 
 from bench.loaders.spec import PARTS
@@ -25,24 +24,36 @@ _ROW_BYTES = 4 * 8
 _plain_worker = multiprocessing.pool.worker
 
 
-class StockTiming:
-    """A table in shared memory into which each pool worker writes its own row.
+class TimedDataset:
+    """A data set, with a table in shared memory into which each pool worker writes its own row.
 
     All pools that are started from then on in this process are observed, by the last one made.
     """
 
-    def __init__(self, n_readers: int) -> None:
+    def __init__(self, dataset: Any, n_readers: int) -> None:
+        self._dataset = dataset
         shared = mmap.mmap(-1, n_readers * _ROW_BYTES)
         self._rows = np.frombuffer(shared, np.float64).reshape(n_readers, 4)
+        self._row = np.zeros(4)  # that of the trainer, which reads an example, does not count
         self._next_row = multiprocessing.Value("i", 0)
         multiprocessing.pool.worker = self._work
 
-    def _work(self, inqueue: Any, outqueue: Any, initializer: object, *args: object) -> None:
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> object:
+        start = time.monotonic()
+        try:
+            return self._dataset[index]
+        finally:
+            self._row[_FETCH] += time.monotonic() - start
+
+    def _work(self, inqueue: Any, *args: object) -> None:
         """Be a worker of a pool, which writes a row of its own."""
         with self._next_row.get_lock():
-            row = self._rows[self._next_row.value]
+            row = self._row = self._rows[self._next_row.value]
             self._next_row.value += 1
-        get, setup = inqueue.get, stock._fetch_setup
+        get = inqueue.get
 
         def observed_get() -> object:
             start = time.monotonic()
@@ -54,13 +65,8 @@ class StockTiming:
                 row[_WAITING_SINCE] = 0
                 row[_DEQUEUE] += time.monotonic() - start
 
-        def observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
-            setup(_TimedDataset(dataset, row), mem_size, mem_bulk)
-
         inqueue.get = observed_get
-        if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
-            initializer = observed_setup
-        _plain_worker(inqueue, outqueue, initializer, *args)
+        _plain_worker(inqueue, *args)
 
     def parts(self, start: float, end: float) -> dict[str, float]:
         """Return the means over all workers, for a run of these seconds of the monotonic clock."""
@@ -73,17 +79,3 @@ class StockTiming:
         others = (end - start) - initialize - dequeue - fetch
         parts = (initialize, dequeue, fetch, others)
         return {name: float(part.mean()) for name, part in zip(PARTS, parts, strict=True)}
-
-
-class _TimedDataset:
-    """A data set which adds up the time inside ``dataset[i]``."""
-
-    def __init__(self, dataset: object, row: np.ndarray) -> None:
-        self._dataset, self._row = dataset, row
-
-    def __getitem__(self, index: int) -> object:
-        start = time.monotonic()
-        try:
-            return self._dataset[index]
-        finally:
-            self._row[_FETCH] += time.monotonic() - start

@@ -13,34 +13,24 @@ from bench.slow import SlowStore, Store
 _N_THREADS = 64
 
 
-class BareReader:
-    """One more process with 64 threads, a fork of this one, that reads files and forgets them.
+def bare_reader(store: Store) -> ProcessPoolExecutor:
+    """Return one more process, a fork of this one, in which to call :func:`read_all`.
 
-    Where the ``store`` to read from is emulated, it is installed there. ``paths`` are those of all
-    files, relative to the root.
+    It is there already. Where the ``store`` to read from is emulated, it is installed there.
+    """
+    install = store.install if isinstance(store, SlowStore) else None
+    process = ProcessPoolExecutor(1, get_context("fork"), install)
+    process.submit(os.getpid).result()  # forks now, before anything is timed
+    return process
+
+
+def read_all(root: str, paths: Sequence[str]) -> dict[str, float]:
+    """Read files by 64 threads, in this order, and forget them; the paths are below the root.
+
+    Returns:
+        When that was done, ``end`` (monotonic clock), and the CPU ``seconds`` of the process.
     """
 
-    def __init__(self, root: str, store: Store, paths: Sequence[str]) -> None:
-        self.paths = paths
-        self._root = root
-        install = store.install if isinstance(store, SlowStore) else None
-        self._process = ProcessPoolExecutor(1, get_context("fork"), install)
-        self._process.submit(os.getpid).result()  # forks now, before anything is timed
-
-    def start(self, paths: Sequence[str]) -> None:
-        """Let it read some of the files, in this order; does not block."""
-        self._reading = self._process.submit(_read, self._root, list(paths))
-
-    def wait(self) -> dict[str, float]:
-        """Return when it has read them: ``end`` (monotonic clock) and its CPU ``seconds``."""
-        return self._reading.result()
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.shutdown()
-
-
-def _read(root: str, paths: Sequence[str]) -> dict[str, float]:
     def read(paths: Sequence[str]) -> None:
         for path in paths:
             with open(os.path.join(root, path), "rb", buffering=0) as file:

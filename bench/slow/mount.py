@@ -40,7 +40,7 @@ class MountUnavailableError(OptionsError):
 
 
 class SlowMount(contextlib.AbstractContextManager):
-    """A read-only view of a directory, mounted from :meth:`__enter__` on.
+    """A read-only view of the files of a directory, mounted from :meth:`__enter__` on.
 
     Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
     A file that is opened again is read again from the mount. A look-up of a name and a ``stat``
@@ -82,11 +82,7 @@ class SlowMount(contextlib.AbstractContextManager):
         return self
 
     def counts(self) -> dict[str, int]:
-        """Return what was asked for since it was mounted.
-
-        ``opens``; ``files``, how many different ones; ``most_opens`` of any one of them;
-        ``reads`` and ``bytes_read``; ``lookups`` and ``stats`` that the kernel did not answer.
-        """
+        """Return ``opens`` and ``bytes_read`` since it was mounted."""
         return json.loads(os.getxattr(self.root, _ATTRIBUTE))
 
     def __exit__(self, *_exc_info: object) -> None:

@@ -14,13 +14,13 @@
  * libfuse before 3.17 does not tell the kernel that look-ups in one directory may overlap: with
  * STAT_SECONDS they come one after the other there, the first time.
  *
- * The extended attribute user.slowfs of the root has the counts as JSON.
+ * Files are found by name: a directory cannot be listed. Links are shown as what they lead to. The
+ * extended attribute user.slowfs of the root has the counts as JSON.
  */
 
 #define _GNU_SOURCE
 #define FUSE_USE_VERSION 34
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <fuse_lowlevel.h>
@@ -31,7 +31,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/statvfs.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -43,7 +42,6 @@
 struct node {
     char *path; /* below the source */
     off_t size_bytes;
-    unsigned long opens;
 };
 
 enum kind { OPEN, READ, LOOKUP, GETATTR, KINDS };
@@ -73,7 +71,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t earlier;
 static double wake_up_seconds; /* when the answering thread looks again */
 static double busy_until_seconds;
-static unsigned long opens, files, most_opens, reads, bytes_read, lookups, stats;
+static unsigned long opens, bytes_read;
 
 static double now(void)
 {
@@ -96,7 +94,7 @@ static int by_path(const void *one, const void *other)
 
 static int look(struct node *node, struct stat *found)
 {
-    if (fstatat(source_fd, node->path, found, AT_SYMLINK_NOFOLLOW))
+    if (fstatat(source_fd, node->path, found, 0))
         return errno;
     node->size_bytes = found->st_size;
     return 0;
@@ -131,12 +129,7 @@ static void answer_open(struct job *job)
         fuse_reply_err(job->request, errno);
         return;
     }
-    pthread_mutex_lock(&mutex);
-    opens++;
-    files += job->node->opens++ == 0;
-    if (job->node->opens > most_opens)
-        most_opens = job->node->opens;
-    pthread_mutex_unlock(&mutex);
+    __atomic_add_fetch(&opens, 1, __ATOMIC_RELAXED);
     job->file.fh = fd;
     if (fuse_reply_open(job->request, &job->file))
         close(fd); /* the process that asked has been killed meanwhile */
@@ -253,7 +246,6 @@ static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         fuse_reply_err(request, ENOMEM);
         return;
     }
-    __atomic_add_fetch(&lookups, 1, __ATOMIC_RELAXED);
     struct job job = {.kind = LOOKUP, .request = request, .node = *known};
     submit(job, stat_seconds > 0 ? now() + stat_seconds : 0);
 }
@@ -261,7 +253,6 @@ static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
 static void on_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *unused)
 {
     (void)unused;
-    __atomic_add_fetch(&stats, 1, __ATOMIC_RELAXED);
     struct job job = {.kind = GETATTR, .request = request, .node = node_of(number)};
     submit(job, stat_seconds > 0 && number != FUSE_ROOT_ID ? now() + stat_seconds : 0);
 }
@@ -290,15 +281,8 @@ static void on_read(
     if (busy_until_seconds < time)
         busy_until_seconds = time;
     busy_until_seconds += charged / bytes_per_second; /* only this thread uses it */
-    __atomic_add_fetch(&reads, 1, __ATOMIC_RELAXED);
     __atomic_add_fetch(&bytes_read, (unsigned long)charged, __ATOMIC_RELAXED);
     submit(job, busy_until_seconds);
-}
-
-static void on_flush(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
-{
-    (void)number, (void)file;
-    fuse_reply_err(request, ENOSYS); /* the kernel asks no more */
 }
 
 static void on_release(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
@@ -308,69 +292,6 @@ static void on_release(fuse_req_t request, fuse_ino_t number, struct fuse_file_i
     fuse_reply_err(request, 0);
 }
 
-static void on_readlink(fuse_req_t request, fuse_ino_t number)
-{
-    char target[4096];
-    ssize_t length = readlinkat(source_fd, node_of(number)->path, target, sizeof target - 1);
-    if (length < 0) {
-        fuse_reply_err(request, errno);
-        return;
-    }
-    target[length] = 0;
-    fuse_reply_readlink(request, target);
-}
-
-static void on_opendir(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
-{
-    int fd = openat(source_fd, node_of(number)->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
-    if (!directory) {
-        fuse_reply_err(request, errno);
-        return;
-    }
-    file->fh = (uint64_t)directory;
-    fuse_reply_open(request, file);
-}
-
-static void on_readdir(
-    fuse_req_t request, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *file
-)
-{
-    (void)number;
-    DIR *directory = (DIR *)file->fh;
-    char *entries = malloc(size);
-    size_t length = 0;
-    seekdir(directory, offset);
-    for (struct dirent *entry; entries && (entry = readdir(directory));) {
-        struct stat known = {.st_ino = entry->d_ino, .st_mode = DTTOIF(entry->d_type)};
-        size_t added = fuse_add_direntry(
-            request, entries + length, size - length, entry->d_name, &known, telldir(directory)
-        );
-        if (added > size - length)
-            break;
-        length += added;
-    }
-    fuse_reply_buf(request, entries, length);
-    free(entries);
-}
-
-static void on_releasedir(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
-{
-    (void)number;
-    closedir((DIR *)file->fh);
-    fuse_reply_err(request, 0);
-}
-
-static void on_statfs(fuse_req_t request, fuse_ino_t number)
-{
-    (void)number;
-    struct statvfs found;
-    if (fstatvfs(source_fd, &found))
-        fuse_reply_err(request, errno);
-    else
-        fuse_reply_statfs(request, &found);
-}
-
 static void on_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, size_t size)
 {
     char text[256];
@@ -378,14 +299,10 @@ static void on_getxattr(fuse_req_t request, fuse_ino_t number, const char *name,
         fuse_reply_err(request, ENODATA);
         return;
     }
-    pthread_mutex_lock(&mutex);
     int length = snprintf(
-        text, sizeof text,
-        "{\"opens\": %lu, \"files\": %lu, \"most_opens\": %lu, \"reads\": %lu, "
-        "\"bytes_read\": %lu, \"lookups\": %lu, \"stats\": %lu}",
-        opens, files, most_opens, reads, bytes_read, lookups, stats
+        text, sizeof text, "{\"opens\": %lu, \"bytes_read\": %lu}",
+        __atomic_load_n(&opens, __ATOMIC_RELAXED), __atomic_load_n(&bytes_read, __ATOMIC_RELAXED)
     );
-    pthread_mutex_unlock(&mutex);
     if (size == 0)
         fuse_reply_xattr(request, length);
     else if (size < (size_t)length)
@@ -400,13 +317,7 @@ static const struct fuse_lowlevel_ops operations = {
     .getattr = on_getattr,
     .open = on_open,
     .read = on_read,
-    .flush = on_flush,
     .release = on_release,
-    .readlink = on_readlink,
-    .opendir = on_opendir,
-    .readdir = on_readdir,
-    .releasedir = on_releasedir,
-    .statfs = on_statfs,
     .getxattr = on_getxattr,
 };
 

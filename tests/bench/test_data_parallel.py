@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.claims.data_parallel import summary as training
+from bench.claims import data_parallel as training
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.turns import take_turns
@@ -60,7 +60,7 @@ def test_ranks_of_a_node_read_each_file_once_and_train_on_the_same(result: dict)
             assert epoch["opens_source"] == 0 < epoch["opens_staged"]
             assert 0 < epoch["wait_seconds"] < epoch["end"] - epoch["start"]
     for summary in [*training.summarize(overlap["runs"]), *training.summarize(slow["runs"])]:
-        assert summary["wait_share"] <= summary["worst_wait_share"] < 1
+        assert 0 < summary["wait_share"] < 1
 
 
 @pytest.mark.mpi
@@ -167,9 +167,7 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
 
     first, second = training.summarize([run(10.0), run(8.0), run(20.0)])
     assert first["seconds"] == {"median": 10.0, "min": 8.0, "max": 20.0}
-    assert first["images_per_second"]["median"] == 3.2
     assert first["wait_share"] == pytest.approx(0.3)
-    assert first["worst_wait_share"] == pytest.approx(0.4)
     assert second["wait_share"] == pytest.approx(0.1)
 
     size = {"n_nodes": 1, "n_ranks": 2}

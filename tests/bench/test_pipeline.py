@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.claims import pipeline
-from bench.claims.pipeline import targets
 from bench.harness import claim
+from bench.harness.claim import with_targets
 from bench.harness.tables import target_rows
 from tests.bench.mounts import needs_fuse
 
@@ -100,6 +100,12 @@ def run_of(rate: float, n_images: int, **used: float) -> dict:
     }
 
 
+def targets_of(points: list[dict]) -> dict[str, dict]:
+    """Return the targets of the claim by what they say."""
+    result = with_targets({"benchmark": "pipeline", "points": points})
+    return {target["what"]: target for target in result["targets"]}
+
+
 def test_runs_of_the_same_repeat_are_compared_and_the_median_counts():
     # The machine was half as fast in the second repeat.
     cold = [run_of(rate, 100, prefetcher=0.01, reader=0.061) for rate in (90.0, 45.0, 80.0)]
@@ -109,7 +115,7 @@ def test_runs_of_the_same_repeat_are_compared_and_the_median_counts():
         {"name": name, "n_batches": 10, "runs": runs}
         for name, runs in (("cold", cold), ("ceiling", ceiling), ("loops", loops))
     ]
-    found = {target["what"]: target for target in targets(points)}
+    found = targets_of(points)
     share = found["cold / ceiling, after the first"]
     assert (share["median"], share["min"], share["is_met"]) == (0.9, 0.8, True)
     assert found["prefetchers, a staged file, slow store"]["median"] == pytest.approx(100)
@@ -128,6 +134,6 @@ def test_the_cpu_of_all_processes_is_compared_for_the_same_number_of_images():
         {"name": "cold", "n_batches": 10, "runs": [cold]},
         {"name": "ceiling", "n_batches": 5, "runs": [ceiling]},
     ]
-    found = {target["what"]: target for target in targets(points)}
+    found = targets_of(points)
     assert found["cold / ceiling, by CPU of all"]["median"] == pytest.approx(0.5)
     assert found["cold / ceiling, by CPU of all"]["is_met"] is None

@@ -47,8 +47,6 @@ def test_it_shows_what_the_source_has(source, mount):
     shown = Path(mount.root)
     assert (shown / "large").read_bytes() == (source / "large").read_bytes()
     assert (shown / "link").read_text() == "file 1"
-    assert sorted(os.listdir(shown)) == ["large", "link", "small"]
-    assert len(os.listdir(shown / "small")) == 16
     for name in ("size", "mtime_ns", "mode", "ino"):
         found = (getattr(os.stat(root / "large"), f"st_{name}") for root in (shown, source))
         assert len(set(found)) == 1
@@ -108,8 +106,7 @@ def test_it_counts_what_crosses_it(mount):
         for _ in range(n_times):
             Path(mount.root, name).read_bytes()
     counts = mount.counts()
-    assert (counts["opens"], counts["files"], counts["most_opens"]) == (3, 2, 2)
-    assert counts["bytes_read"] == 300_000 + 2 * len("file 3")
+    assert counts == {"opens": 3, "bytes_read": 300_000 + 2 * len("file 3")}
 
 
 @needs_fuse

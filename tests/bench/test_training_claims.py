@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.claims import algorithms, grid
+from bench.harness.claim import with_targets
 from bench.harness.tables import missed, rows_in
 
 
@@ -11,11 +12,8 @@ def test_an_algorithm_that_has_not_learned_is_a_fault() -> None:
         {"name": name, "runs": [{"val_accuracy": [0.5, end], "seconds": [1.0, 2.0]}]}
         for name, end in (("Downpour", 0.95), ("GEM, every 4", 0.85))
     ]
-    result = {
-        "points": points,
-        "targets": algorithms.targets(points),
-        "options": {"epochs": 2, "quick": False},
-    }
+    options = {"epochs": 2, "quick": False}
+    result = with_targets({"benchmark": "algorithms", "points": points, "options": options})
     assert missed(result) == ["accuracy at the end, GEM, every 4: 0.85, wanted 0.90"]
     assert rows_in(result, algorithms.TABLES["algorithms"])[1][2:] == [
         "0.500",
@@ -31,7 +29,8 @@ def test_a_search_that_finds_less_than_the_grid_is_a_fault() -> None:
             "search": {"n": 20, "best": best, "all": [0.5, best]},
         }
 
-    result = {"points": [{"runs": [run(0.98), run(0.96), run(0.96)]}]}
-    (target,) = grid.targets(result["points"])
+    points = [{"name": "digits", "runs": [run(0.98), run(0.96), run(0.96)]}]
+    result = with_targets({"benchmark": "grid", "points": points})
+    (target,) = result["targets"]
     assert (target["is_met"], target["max"]) == (False, 0.98 / 0.97)
     assert grid.rows(result)[2][:3] == ["search", "20", "0.9800, 0.9600, 0.9600"]

@@ -80,6 +80,6 @@ def test_a_search_finds_the_accuracy_of_the_best_of_a_grid_with_half_of_the_tria
     from overlapiter.mpi.training import curves
 
     monkeypatch.setattr(curves, "draw", lambda *_: None)  # sixty figures
-    found = compare(digits, n_trials=20)
+    found = compare({"folder": digits, "trials": 20, "seed": 0})
     assert found["grid"]["n"] == 40
     assert found["search"]["best"] >= found["grid"]["best"]
