@@ -28,6 +28,7 @@ from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
+_SWEPT_READS = 64
 _SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies
 _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 #: Mini-batches of overlap and overlap-staged, of slow and torch, of all others, and repeats.
@@ -86,7 +87,9 @@ def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    return run_points(options, scratch, points, n_examples)
+    # Where the reads are given, all prefetchers are started, also those beyond the cores.
+    n_reads = _SWEPT_READS if options.sweep else None
+    return run_points(options, scratch, points, n_examples, reads_in_flight=n_reads)
 
 
 # --- figures ------------------------------------------------------------------------------------
