@@ -132,7 +132,7 @@ def test_a_run_that_ends_while_it_stages_leaves_nothing_half_done(
     source.dataset = kind(source.folder, source.names)
     fast = tmp_path / "fast"
     for number in range(8):
-        with source.iterate(fast, capacity="9MB", look_ahead=8, shuffle=None) as run:
+        with source.iterate(fast, capacity="11MB", look_ahead=8, shuffle=None) as run:
             for _ in range(1 + number):
                 with run.listening():
                     next(run.iterator)
