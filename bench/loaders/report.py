@@ -66,7 +66,7 @@ def name_rows(result: dict) -> list[list[str]]:
 def part_rows(result: dict) -> list[list[str]]:
     """Return the seconds of the mean file reader, the waits in next(), and opens of the store."""
     waited = ("wait ms: median", "p99", "max", "opens")
-    rows = [["seconds of a reader", "prefetchers", "readers", *PARTS.values(), *waited]]
+    rows = [["seconds of a reader", "most prefetchers", "readers", *PARTS.values(), *waited]]
     for point in result["points"]:
         runs, parts, waits = point["runs"], ["-"] * len(PARTS), ["-"] * 3
         if all(run["parts"] for run in runs):

@@ -254,7 +254,7 @@ class Store:
         """
 
         def places(opened: OpenGeneration) -> list[Place]:
-            with opened.lock:  # the room of those that come later is promised to nobody meanwhile
+            with opened.lock:  # no other thread is to be promised the room of the rest
                 places = opened.places(sizes_bytes)
                 left = sizes_bytes[len(places) :]
                 if left and opened.has_vacant_for(left[0]):  # in places of other sizes

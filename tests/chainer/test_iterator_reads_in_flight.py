@@ -98,6 +98,3 @@ def test_prefetchers_beyond_the_cores_start_where_the_datasets_code_is_asked(man
     with iterate(many, tmp_path / "three", slow, **undeclared) as iterator:
         next(iterator)
         wait_until(lambda: n_processes() == n_prefetchers)
-        wait_until(lambda: iterator.stats().reads_in_flight <= 256)
-        stats = iterator.stats()
-        assert stats.reads_in_flight >= n_prefetchers
