@@ -261,9 +261,10 @@ class Store:
                     try:
                         reclaim.finish_vacant(opened, keep_room=True)
                         places += opened.places(left)
-                    except (OSError, IndexBusyError):
+                    except (OSError, IndexBusyError, IndexDamagedError, StaleError):
                         if not places:
-                            raise  # else the next call meets it
+                            raise
+                        # Else they would be lost: the next call meets what is the matter.
             return places
 
         # In a generation that is not in use any more it is of no use, and publishing says so.
