@@ -41,6 +41,11 @@ def claim_of(name: str) -> ModuleType:
     return importlib.import_module(f"bench.claims.{module}")
 
 
+def is_possible(name: str) -> bool:
+    """Return whether this machine has what a claim needs."""
+    return getattr(claim_of(name), "is_possible", lambda: True)()
+
+
 def tables_of(name: str) -> dict[str, Any]:
     """Return the tables of a claim by name; see :func:`bench.harness.tables.rows_in`."""
     return {**claim_of(name).TABLES, "targets": target_rows}

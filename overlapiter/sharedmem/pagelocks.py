@@ -1,19 +1,28 @@
 """Page-locked slots: a GPU reads them without a copy by the processor, while the trainer goes on.
 
 A device may still be reading a slot when the trainer has dropped its last view: the copy to the
-device was only queued. So a slot is given back when the device has done all that was queued before.
+device was only queued. So a slot is given back when the device has done all that was queued before,
+and a trainer that queues faster than the device computes waits here: else it would take a new slot
+for each mini-batch, and locking one takes milliseconds.
 """
 
 from __future__ import annotations
 
 import collections
 import mmap
+import time
 import warnings
 from collections.abc import Callable
 from typing import Protocol
 
 from .layout import Array
 from .segments import Slot
+
+#: Releases of slots that the device may be behind: enough for it to have work all the time.
+_MOST_BEHIND = 3
+_LOOK_AFTER_SECONDS = 0.0002
+#: The device may wait for something that the trainer does only later.
+_PATIENCE_SECONDS = 10.0
 
 
 class PageLocker(Protocol):
@@ -66,9 +75,19 @@ class PageLocks:
             )
 
     def drained(self, slots: list[Slot]) -> list[Slot]:
-        """Return the slots that the device has done with, of these without views and of earlier."""
+        """Return the slots that the device has done with, of these without views and of earlier.
+
+        Blocks while it is far behind.
+        """
         if slots:
             self._draining.append((self._locker.mark(), slots))
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (
+            len(self._draining) > _MOST_BEHIND
+            and not self._draining[0][0]()
+            and time.monotonic() < deadline
+        ):
+            time.sleep(_LOOK_AFTER_SECONDS)
         done: list[Slot] = []
         while self._draining and self._draining[0][0]():
             done += self._draining.popleft()[1]

@@ -131,9 +131,10 @@ def draws_of(loader: Any) -> Draws:
 
 def put_draws(loader: Any, draws: Draws) -> None:
     """Bring the generators into a state of before."""
-    torch.set_rng_state(draws.global_state)
+    # A checkpoint that was loaded with map_location has its tensors on a GPU.
+    torch.set_rng_state(draws.global_state.cpu())
     for generator, state in zip(generators_of(loader), draws.states, strict=True):
-        generator.set_state(state)
+        generator.set_state(state.cpu())
 
 
 class DistributedOrder(ScatteredOrder):

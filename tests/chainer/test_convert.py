@@ -250,6 +250,7 @@ def test_a_device_takes_the_arrays(kind, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.leaks_ok("CUDA keeps descriptors")
 def test_a_gpu_takes_the_arrays():
     device = chainer.get_device("@cupy:0")
     examples = [KINDS["image and label"](i) for i in range(3)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 
 import chainer
@@ -27,17 +28,23 @@ class Numbered(chainer.dataset.DatasetMixin):
 
 
 class Device:
-    """Stands for a GPU: it locks what it is told to, and is done with what it was given when it is.
+    """Stands for a GPU: it locks what it is told to, and is done with what it was given later.
 
     Args:
         refuses: Whether it can lock nothing.
+        n_behind: Marks that it always is behind, which are not done.
+        step_seconds: How long after the one before each of the other marks is done.
     """
 
-    def __init__(self, *, refuses: bool = False) -> None:
+    def __init__(
+        self, *, refuses: bool = False, n_behind: int = 0, step_seconds: float = 0.0
+    ) -> None:
         self.refuses = refuses
         self.locked: dict[int, int] = {}
         self.n_marks = 0
-        self.n_done = 10**9
+        self.n_behind = n_behind
+        self.step_seconds = step_seconds
+        self.done_at = 0.0
 
     def lock(self, address: int, length_bytes: int) -> None:
         if self.refuses:
@@ -51,7 +58,8 @@ class Device:
     def mark(self) -> Callable[[], bool]:
         self.n_marks += 1
         mark = self.n_marks
-        return lambda: mark <= self.n_done
+        done_at = self.done_at = max(time.monotonic(), self.done_at) + self.step_seconds
+        return lambda: mark <= self.n_marks - self.n_behind and time.monotonic() >= done_at
 
 
 @pytest.fixture
@@ -84,18 +92,33 @@ def test_a_slot_is_locked_once_and_all_are_unlocked_at_the_end(iterator):
 
 
 def test_a_slot_is_not_written_to_while_the_device_reads_it(iterator):
-    device = Device()
+    device = Device(n_behind=3)
     lock_all(iterator, device)
-    device.n_done = 0
-    seen = {}
-    for k in range(1, 20):  # every view is dropped, and yet no slot comes twice
+    last: list[int] = []
+    for k in range(1, 40):  # every view is dropped, and yet no slot comes again so soon
         batch = next(iterator)
-        assert address_of(batch) not in seen
-        seen[address_of(batch)] = k
+        assert address_of(batch) not in last[-device.n_behind :]
+        last.append(address_of(batch))
         assert (batch.columns[0][:, 0, 0] == np.arange(k * BATCH_SIZE, (k + 1) * BATCH_SIZE)).all()
         del batch
-    device.n_done = 10**9
-    assert any(address_of(next(iterator)) in seen for _ in range(20))
+    assert len(set(last)) < len(last)
+
+
+def test_a_trainer_that_is_faster_than_the_device_waits_for_it_and_takes_no_more_slots(iterator):
+    device = Device(step_seconds=0.02)
+    lock_all(iterator, device)
+    start = time.monotonic()
+    for _ in range(60):
+        next(iterator)
+    assert time.monotonic() - start > 0.02 * (60 - 10)
+    assert len(device.locked) < 12
+
+
+def test_a_device_that_waits_for_the_trainer_is_not_waited_for_forever(iterator, monkeypatch):
+    monkeypatch.setattr("overlapiter.sharedmem.pagelocks._PATIENCE_SECONDS", 0.1)
+    lock_all(iterator, Device(n_behind=10**9))
+    for k in range(1, 20):
+        assert (next(iterator)[0] == k * BATCH_SIZE).all()
 
 
 def test_locked_memory_is_kept_when_many_slots_become_free(iterator):
@@ -151,6 +174,7 @@ def test_a_mini_batch_outlives_the_iterator_that_could_lock_it():
 
 
 @pytest.mark.gpu
+@pytest.mark.leaks_ok("CUDA keeps descriptors, and CuPy the last array that it copied from")
 def test_mini_batches_go_to_a_gpu_right_from_locked_memory():
     cupy = chainer.backends.cuda.cupy
     device = chainer.get_device("@cupy:0")

@@ -20,6 +20,7 @@ ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
     "PYTHONPATH": f"{REPOSITORY / 'tests' / 'quick_start'}{os.pathsep}{REPOSITORY}",
     "OMP_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "",  # losses are the same to the last digit, and ranks share no GPU
 }
 
 

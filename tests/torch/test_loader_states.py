@@ -20,12 +20,12 @@ from tests.torch.comparing import assert_same  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
 
 
-def saved(state: Any) -> Any:
+def saved(state: Any, map_location: str | None = None) -> Any:
     """Send a state through a file, as a checkpoint is."""
     stream = io.BytesIO()
     torch.save({"loader": state}, stream)
     stream.seek(0)
-    return torch.load(stream)["loader"]
+    return torch.load(stream, map_location)["loader"]
 
 
 def with_own_generator(n: int) -> dict[str, Any]:
@@ -74,6 +74,19 @@ def test_it_goes_on_where_it_was_in_another_loader(
     assert torch.equal(torch.get_rng_state(), global_state) or kind == "no workers"
     if "own" in kind or kind in ("persistent", "no workers"):
         assert_same(list(one), list(other))
+
+
+@pytest.mark.gpu("torch")
+@pytest.mark.leaks_ok("CUDA keeps descriptors")
+@pytest.mark.parametrize("kind", ["shuffled", "own generator"])
+def test_a_state_that_was_loaded_onto_a_gpu_is_taken(pair: Pair, kind: str) -> None:
+    one, other = (
+        pair.ours(range(30), batch_size=4, num_workers=2, **MAKERS[kind](n)) for n in (1, 2)
+    )
+    iterator = iter(one)
+    next(iterator)
+    other.load_state_dict(saved(one.state_dict(), "cuda"))
+    assert_same(list(other), list(iterator))
 
 
 def test_saving_changes_nothing_and_may_be_done_after_each_mini_batch(pair: Pair) -> None:

@@ -151,4 +151,6 @@ def test_a_gpu_gives_the_same_to_rounding(name: str) -> None:
         there.update(on_gpu, cupy.asarray(gradient))
     np.testing.assert_allclose(on_gpu.get(), weights, rtol=2e-6, atol=2e-7)
     for key, value in there.state().items():
-        np.testing.assert_allclose(value, here.state()[key], rtol=2e-5, atol=1e-12)
+        # A GPU rounds a product and a sum once, which shows where the two nearly cancel.
+        expected = here.state()[key]
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max())

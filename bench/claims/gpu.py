@@ -1,0 +1,189 @@
+"""Mini-batches on their way to a GPU: page-locked slots beside a copy by the trainer.
+
+Examples that need no reading and no decoding, of 3 x 224 x 224 float32, in mini-batches of 64 (38
+MB), flat out and beside a step of the GPU::
+
+    python -m bench gpu
+
+Which frameworks are compared depends on what is installed: PyTorch, Chainer with CuPy, or both.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.harness import isolated
+from bench.harness.machine import is_installed
+from bench.harness.options import CommonOptions, OptionsError, option, picked
+from bench.harness.tables import Wanted
+from bench.harness.turns import call_in_turns
+
+MEANINGS = {
+    "overlap-torch": "ours for PyTorch, slots page-locked",
+    "overlap-torch-unlocked": "ours for PyTorch, pin_memory=False",
+    "torch": "PyTorch's, pin_memory=True",
+    "torch-unlocked": "PyTorch's, pin_memory=False",
+    "overlap": "OverlapIterator and overlapiter.concat_examples",
+    "multiprocess": "MultiprocessIterator and chainer.dataset.concat_examples",
+}
+_SHAPE = (3, 224, 224)
+_WARM_UP_BATCHES = 20
+#: Side of the square matrices whose product the step repeats.
+_SIDE = 4096
+
+
+class Options(CommonOptions):
+    """What is run."""
+
+    batch_size: int = option(64, "examples in a mini-batch", quick=4)
+    batches: int = option(200, "mini-batches of a run", quick=5)
+    readers: int = option(8, "reader processes")
+    step_ms: float = option(25.0, "step of the GPU in the second half")
+
+    def check(self) -> None:
+        """Refuse a machine without a GPU."""
+        if not is_possible():
+            raise OptionsError("there is no GPU, or neither PyTorch nor CuPy can use it")
+
+
+class Numbered:
+    """Examples whose elements all are their index, with the index as label."""
+
+    def __init__(self, n_examples: int) -> None:
+        self._n_examples = n_examples
+
+    def __len__(self) -> int:
+        return self._n_examples
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.full(_SHAPE, index, np.float32), index
+
+
+def is_possible() -> bool:
+    """Return whether a framework sees a GPU here."""
+    return bool(isolated.call(frameworks, {})["found"])
+
+
+def frameworks(_request: dict) -> dict:
+    """Return the libraries that see a GPU here, of PyTorch and CuPy."""
+    known = {"torch": ["torch"], "cupy": ["cupy", "chainer"]}
+    there = [name for name, needed in known.items() if all(map(is_installed, needed))]
+    return {"found": [name for name in there if importlib.import_module(name).cuda.is_available()]}
+
+
+def take(request: dict) -> dict:
+    """Have one loader send its mini-batches to the GPU; return milliseconds for each."""
+    n_batches = _WARM_UP_BATCHES + request["batches"]
+    dataset = Numbered(n_batches * request["batch_size"])
+    of_torch = "torch" in request["loader"]
+    xp = importlib.import_module("torch" if of_torch else "cupy")
+    place = {"device": "cuda"} if of_torch else {}
+    factor = xp.full((_SIDE, _SIDE), 1 / _SIDE, dtype=xp.float32, **place)
+    batches = (_of_torch if of_torch else _of_chainer)(request, dataset)
+    n_products = _products(factor, request["step_ms"])
+    wrong = xp.zeros(1, dtype=xp.int64, **place)
+    for position, (images, labels) in enumerate(batches):
+        if position == _WARM_UP_BATCHES:
+            xp.cuda.synchronize() if of_torch else xp.cuda.Device().synchronize()
+            start, cpu_start = time.perf_counter(), time.process_time()
+        wrong += (images[:, 0, 0, 0] != labels).sum() + (images[:, -1, -1, -1] != labels).sum()
+        for _ in range(n_products):
+            factor = factor @ factor
+    n_wrong = int(wrong)  # waits for the GPU
+    return {
+        "batch_ms": (time.perf_counter() - start) / request["batches"] * 1e3,
+        "trainer_cpu_ms": (time.process_time() - cpu_start) / request["batches"] * 1e3,
+        "is_same": n_wrong == 0 and position == n_batches - 1,
+    }
+
+
+def _products(factor: Any, step_ms: float) -> int:
+    """Return how many products of matrices take this long on the GPU."""
+
+    def seconds(n_products: int) -> float:
+        start = time.perf_counter()
+        for _ in range(n_products):
+            product = factor @ factor
+        float(product[0, 0])
+        return time.perf_counter() - start
+
+    seconds(5)
+    return round(step_ms / 1e3 / (seconds(20) / 20)) if step_ms else 0
+
+
+def _of_torch(request: dict, dataset: Numbered) -> Iterator[tuple]:
+    """Yield images and labels on the GPU, as PyTorch's examples send them."""
+    import torch
+
+    import overlapiter.torch
+
+    kind = overlapiter.torch if request["loader"].startswith("overlap") else torch.utils.data
+    is_pinned = not request["loader"].endswith("unlocked")
+    loader = kind.DataLoader(
+        dataset, request["batch_size"], num_workers=request["readers"], pin_memory=is_pinned
+    )
+    for images, labels in loader:
+        yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)
+
+
+def _of_chainer(request: dict, dataset: Numbered) -> Iterator[tuple]:
+    """Yield images and labels on the GPU, as an updater of Chainer does."""
+    import chainer
+
+    import overlapiter
+
+    device = chainer.get_device("@cupy:0")
+    device.use()
+    options = {"n_processes": request["readers"], "repeat": False, "shuffle": False}
+    kind, convert = chainer.iterators.MultiprocessIterator, chainer.dataset.concat_examples
+    if request["loader"] == "overlap":
+        kind, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
+    for batch in kind(dataset, request["batch_size"], **options):
+        yield convert(batch, device)
+
+
+def measure(options: Options, _scratch: Path) -> dict:
+    """Do all runs."""
+    found = isolated.call(frameworks, {})["found"]
+    points = [
+        {"loader": loader, "name": f"{loader}, step of {step_ms:g} ms", "step_ms": step_ms}
+        for step_ms in (0.0, options.step_ms)
+        for loader in MEANINGS
+        if ("torch" if "torch" in loader else "cupy") in found
+    ]
+    common = picked(options, ("batch_size", "batches", "readers"))
+    call_in_turns(points, options.repeats, take, **common)
+    return {"points": points}
+
+
+def faults(result: dict) -> list[str]:
+    """Return which loaders brought other arrays to the GPU."""
+    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
+    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
+
+
+def _times(key: str) -> Any:
+    return lambda ours, theirs: theirs[key] / ours[key]
+
+
+_PAIRS = [("PyTorch's", "overlap-torch", "torch"), ("Chainer's", "overlap", "multiprocess")]
+TARGETS: list[Wanted] = [
+    (f"{words} {name}, {half}", "", None, [f"{loader}, {step}" for loader in pair], _times(key))
+    for name, *pair in _PAIRS
+    for half, step in (("flat out", "step of 0 ms"), ("with a step", "step of 25 ms"))
+    for words, key in (("times as fast as", "batch_ms"), ("trainer's CPU beside", "trainer_cpu_ms"))
+]
+_COLUMNS = {
+    "": lambda point: MEANINGS[point["loader"]],
+    "step, ms": "{step_ms:g}",
+    "ms for a mini-batch": "{batch_ms:.2f}",
+    "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
+    "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
+}
+TABLES = {"gpu": _COLUMNS}
