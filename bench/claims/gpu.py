@@ -11,6 +11,7 @@ Which frameworks are compared depends on what is installed: PyTorch, Chainer wit
 from __future__ import annotations
 
 import importlib
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,6 +42,7 @@ _SIDE = 4096
 class Options(CommonOptions):
     """What is run."""
 
+    loaders: list[str] = option([*MEANINGS], f"of {', '.join(MEANINGS)}", known=MEANINGS)
     batch_size: int = option(64, "examples in a mini-batch", quick=4)
     batches: int = option(200, "mini-batches of a run", quick=5)
     readers: int = option(8, "reader processes")
@@ -85,7 +87,9 @@ def take(request: dict) -> dict:
     xp = importlib.import_module("torch" if of_torch else "cupy")
     place = {"device": "cuda"} if of_torch else {}
     factor = xp.full((_SIDE, _SIDE), 1 / _SIDE, dtype=xp.float32, **place)
-    batches = (_of_torch if of_torch else _of_chainer)(request, dataset)
+    all_batches = (_of_torch if of_torch else _of_chainer)(request, dataset)
+    # Not asked for more: a loader that ends its workers then is no part of a mini-batch.
+    batches = itertools.islice(all_batches, n_batches)
     n_products = _products(factor, request["step_ms"])
     wrong = xp.zeros(1, dtype=xp.int64, **place)
     for position, (images, labels) in enumerate(batches):
@@ -154,7 +158,7 @@ def measure(options: Options, _scratch: Path) -> dict:
     points = [
         {"loader": loader, "name": f"{loader}, step of {step_ms:g} ms", "step_ms": step_ms}
         for step_ms in (0.0, options.step_ms)
-        for loader in MEANINGS
+        for loader in options.loaders
         if ("torch" if "torch" in loader else "cupy") in found
     ]
     common = picked(options, ("batch_size", "batches", "readers"))
