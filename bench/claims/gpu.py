@@ -1,7 +1,7 @@
 """Mini-batches on their way to a GPU: page-locked slots beside a copy by the trainer.
 
-Examples that need no reading and no decoding, of 3 x 224 x 224 float32, in mini-batches of 64 (38
-MB), flat out and beside a step of the GPU::
+Examples that need no reading and no decoding, of 3 x 224 x 224 float32, in mini-batches of 64,
+flat out and beside a step of the GPU, of which the copy to it is a part::
 
     python -m bench gpu
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 
 from bench.harness import isolated
 from bench.harness.machine import is_installed
-from bench.harness.options import CommonOptions, OptionsError, option, picked
+from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Wanted
 from bench.harness.turns import call_in_turns
 
@@ -48,11 +49,6 @@ class Options(CommonOptions):
     readers: int = option(8, "reader processes")
     step_ms: float = option(25.0, "step of the GPU in the second half")
 
-    def check(self) -> None:
-        """Refuse a machine without a GPU."""
-        if not is_possible():
-            raise OptionsError("there is no GPU, or neither PyTorch nor CuPy can use it")
-
 
 class Numbered:
     """Examples whose elements all are their index, with the index as label."""
@@ -73,10 +69,18 @@ def is_possible() -> bool:
 
 
 def frameworks(_request: dict) -> dict:
-    """Return the libraries that see a GPU here, of PyTorch and CuPy."""
-    known = {"torch": ["torch"], "cupy": ["cupy", "chainer"]}
-    there = [name for name, needed in known.items() if all(map(is_installed, needed))]
-    return {"found": [name for name in there if importlib.import_module(name).cuda.is_available()]}
+    """Return the libraries that see a GPU here, of PyTorch and CuPy, and what the GPU is called."""
+    known, found, gpu = {"torch": ["torch"], "cupy": ["cupy", "chainer"]}, [], ""
+    for name in [name for name, needed in known.items() if all(map(is_installed, needed))]:
+        cuda = importlib.import_module(name).cuda
+        if cuda.is_available():
+            found.append(name)
+            gpu = cuda.get_device_name(0) if name == "torch" else gpu or _name_for_cupy(cuda)
+    return {"found": found, "gpu": gpu}
+
+
+def _name_for_cupy(cuda: Any) -> str:
+    return cuda.runtime.getDeviceProperties(0)["name"].decode()
 
 
 def take(request: dict) -> dict:
@@ -154,16 +158,19 @@ def _of_chainer(request: dict, dataset: Numbered) -> Iterator[tuple]:
 
 def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs."""
-    found = isolated.call(frameworks, {})["found"]
+    there = isolated.call(frameworks, {})
+    if not there["found"]:
+        sys.exit("there is no GPU, or neither PyTorch nor CuPy can use it")
     points = [
         {"loader": loader, "name": f"{loader}, step of {step_ms:g} ms", "step_ms": step_ms}
         for step_ms in (0.0, options.step_ms)
         for loader in options.loaders
-        if ("torch" if "torch" in loader else "cupy") in found
+        if ("torch" if "torch" in loader else "cupy") in there["found"]
     ]
     common = picked(options, ("batch_size", "batches", "readers"))
     call_in_turns(points, options.repeats, take, **common)
-    return {"points": points}
+    megabytes = options.batch_size * np.zeros(_SHAPE, np.float32).nbytes / 1e6
+    return {"points": points, "data": f"mini-batches of {megabytes:.1f} MB to {there['gpu']}"}
 
 
 def faults(result: dict) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import mmap
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -93,8 +94,16 @@ class PageLocks:
             done += self._draining.popleft()[1]
         return done
 
-    def unlock(self, segment_id: int | None = None) -> None:
-        """Unlock the slots of a segment, or all of them, which then are never given back."""
+    def unlock(
+        self, segment_id: int | None = None, is_ending: Callable[[], bool] = sys.is_finalizing
+    ) -> None:
+        """Unlock the slots of a segment, or all of them, which then are never given back.
+
+        Names nothing global: where the interpreter is ending, modules have lost their names. Then
+        nothing is unlocked, since the driver may be gone, and the kernel frees the memory.
+        """
+        if is_ending():
+            return
         if segment_id is None:
             self._draining.clear()  # unlocking waits for the device
         for slot in [s for s in self._addresses if segment_id in (None, s.segment_id)]:

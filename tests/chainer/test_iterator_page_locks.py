@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import overlapiter
+from overlapiter.sharedmem.pagelocks import PageLocks
+from overlapiter.sharedmem.segments import Slot
 from tests.chainer.test_iterator_kills import wait_and_kill
 
 BATCH_SIZE = 4
@@ -171,6 +173,16 @@ def test_a_mini_batch_outlives_the_iterator_that_could_lock_it():
     del it
     gc.collect()
     assert batch.lock_pages() is None
+
+
+def test_the_end_of_the_interpreter_unlocks_nothing():
+    device = Device()
+    locks = PageLocks(device)
+    locks.lock(Slot(0, 0), np.zeros(4096, np.uint8))
+    locks.unlock(is_ending=lambda: True)  # the driver may be gone
+    assert len(device.locked) == 1
+    locks.unlock()
+    assert not device.locked
 
 
 @pytest.mark.gpu
