@@ -132,7 +132,8 @@ def draws_of(loader: Any) -> Draws:
 def put_draws(loader: Any, draws: Draws) -> None:
     """Bring the generators into a state of before."""
     # A checkpoint that was loaded with map_location has its tensors on a GPU.
-    torch.set_rng_state(draws.global_state.cpu())
+    if draws.global_state is not None:
+        torch.set_rng_state(draws.global_state.cpu())
     for generator, state in zip(generators_of(loader), draws.states, strict=True):
         generator.set_state(state.cpu())
 

@@ -130,12 +130,11 @@ def resumed(loader: data.DataLoader[Any]) -> Iterator[State | None]:
         yield {**state, "n_taken": 0}
         loader._resume = None  # an epoch that cannot begin is tried again from here
         return
-    before = torch.get_rng_state()
-    global_state, states = state["draws"]
-    put_draws(loader, Draws(before if global_state is None else global_state, states))
+    before, draws = torch.get_rng_state(), Draws(*state["draws"])
+    put_draws(loader, draws)
     try:
         yield state
         loader._resume = None
     finally:
-        if global_state is not None:
+        if draws.global_state is not None:
             torch.set_rng_state(before)
