@@ -190,8 +190,11 @@ class Crew(Generic[ItemT, ResultT]):
     def _overdue(self) -> Iterator[tuple[str, Part[ItemT]]]:
         """Give up threads that wait too long; give the file for which each does, and its part."""
         since = time.monotonic() - self._timeout_seconds
-        for thread, (path, asked_seconds) in list(self._asking.items()):
-            if asked_seconds < since and self._asking.pop(thread, None) is not None:
+        for thread, asked in list(self._asking.items()):
+            path, asked_seconds = asked
+            # It may have had its answer, and asked for another file, since the list was made.
+            if asked_seconds < since and self._asking.get(thread) is asked:
+                del self._asking[thread]
                 part = self._working.pop(thread)
                 self._give_up(part)
                 self._n_lost += 1

@@ -87,8 +87,10 @@ class _LentFile(LocalFile):
         self._pool = pool
 
     def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        self._pool.give_back()
+        try:
+            super().__exit__(*exception)
+        finally:  # also where closing fails, as it may on a file server that is sick
+            self._pool.give_back()
 
 
 def bulk_of(origin: Origin, most_bytes: int) -> Bulk | None:

@@ -64,9 +64,10 @@ class PageLocks:
         address = memory.__array_interface__["data"][0]
         length_bytes = -(-memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
+            self._addresses[slot] = address  # first: an interruption is not to leave it locked
             self._locker.lock(address, length_bytes)
-            self._addresses[slot] = address
         except RuntimeError as error:
+            del self._addresses[slot]
             self._is_refused = True
             warnings.warn(
                 f"CUDA cannot lock the memory of mini-batches ({error}), so the processor copies "
@@ -82,16 +83,17 @@ class PageLocks:
         """
         if slots:
             self._draining.append((self._locker.mark(), slots))
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (
-            len(self._draining) > _MOST_BEHIND
-            and not self._draining[0][0]()
-            and time.monotonic() < deadline
-        ):
-            time.sleep(_LOOK_AFTER_SECONDS)
         done: list[Slot] = []
-        while self._draining and self._draining[0][0]():
-            done += self._draining.popleft()[1]
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while self._draining:
+            is_done, slots = self._draining[0]
+            if is_done():
+                done += slots
+                self._draining.popleft()
+            elif len(self._draining) <= _MOST_BEHIND or time.monotonic() > deadline:
+                break
+            else:
+                time.sleep(_LOOK_AFTER_SECONDS)
         return done
 
     def unlock(

@@ -15,7 +15,13 @@ from overlapiter.options import BadExamples, Staging, check_staging, count_or_no
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.torch.datasets import register_known
 from overlapiter.torch.feed import Shelf, preload_of
-from overlapiter.torch.orders import DistributedOrder, OrderedSampler, order_of_ranks, samplers_of
+from overlapiter.torch.orders import (
+    DistributedOrder,
+    OrderedSampler,
+    order_of_ranks,
+    ranks_of,
+    samplers_of,
+)
 from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
 from overlapiter.workers.start.launch import start_forkserver
 
@@ -158,10 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _is_in_step(self) -> bool:
         """Return whether other ranks take a mini-batch for each one of this loader."""
-        n_ranks = getattr(samplers_of(self)[-1], "num_replicas", 1)
-        if isinstance(n_ranks, int) and n_ranks > 1:  # it may be a user's own, of any meaning
-            return True
-        return self._order is not None and self._order.size > 1
+        return ranks_of(self) > 1 or (self._order is not None and self._order.size > 1)
 
     # --- iteration ----------------------------------------------------------------------------
 
@@ -199,8 +202,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         progress = self._progress
         if progress is None or progress.is_over:
             progress = Progress(self)
-            # PyTorch's own generator is left as the program that resumes has seeded it.
+            # PyTorch's own generator is left as the program that resumes has seeded it, and a
+            # sampler in the epoch that the program sets.
             progress.draws = progress.draws._replace(global_state=None)
+            progress.sampler_epoch = None
+            progress.has_base_seed = self._iterator is None  # persistent workers have drawn theirs
         return state_of(self, progress)
 
     def load_state_dict(self, state_dict: State) -> None:

@@ -14,7 +14,7 @@ from torch.utils import data
 from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from overlapiter.torch.face import fetches_whole, seed_torch
-from overlapiter.torch.orders import as_indices
+from overlapiter.torch.orders import as_indices, put_draws
 from overlapiter.workers.reader.face import Face
 
 
@@ -65,6 +65,10 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
     def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._progress = loader._set_out()
         super().__init__(loader)
+        if state is not None and not state["has_base_seed"]:
+            put_draws(loader, self._progress.draws)
+            self._progress.has_base_seed = False
+            self._sampler_iter = iter(self._index_sampler)
         if loader.seed is not None:
             epoch = self._progress.number
             fetcher = self._dataset_fetcher

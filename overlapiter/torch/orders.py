@@ -118,6 +118,12 @@ def size_of(dataset: Any, option: str = "") -> int:
         raise OptionError(option, "needs a dataset with a length; give it a __len__") from error
 
 
+def ranks_of(loader: Any) -> int:
+    """Return how many ranks share what the sampler of a loader gives."""
+    n_ranks = getattr(samplers_of(loader)[-1], "num_replicas", 1)
+    return n_ranks if isinstance(n_ranks, int) else 1  # a user's own may mean anything by it
+
+
 def epoch_of(sampler: Any) -> int | None:
     """Return the epoch that a sampler is at; None for one that does not count epochs."""
     epoch = getattr(sampler, "epoch", None)

@@ -20,6 +20,7 @@ from overlapiter.torch.orders import (
     epoch_of,
     generators_of,
     put_draws,
+    ranks_of,
     samplers_of,
     size_of,
 )
@@ -66,6 +67,12 @@ class Progress:
 State = dict[str, Any]
 
 
+def batch_of(loader: data.DataLoader[Any]) -> tuple[int | None, int]:
+    """Return the examples in a mini-batch, where that is known, and the ranks."""
+    size = getattr(loader._index_sampler, "batch_size", None)
+    return size if isinstance(size, int) else None, ranks_of(loader)
+
+
 def check_state(loader: data.DataLoader[Any], state: State) -> None:
     """Refuse what does not fit a loader.
 
@@ -84,6 +91,14 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
     is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
     if is_scattered != (state["scattered"] is not None):
         raise OptionError("state_dict", "is of another kind of sampler; give the same one")
+    was, now = state.get("batch"), batch_of(loader)
+    if was is not None and tuple(was) != now and state["n_taken"]:
+        raise OptionError(
+            "state_dict",
+            f"is of mini-batches of {was[0]} examples in {was[1]} ranks, here they have {now[0]} "
+            f"in {now[1]}, so {state['n_taken']} of them are others; give the same batch_size, or "
+            "scatter_order as the sampler",
+        )
     if state["draws"] is not None and len(state["draws"][1]) != len(generators_of(loader)):
         n_draws = len(state["draws"][1])
         words = f"is of {n_draws} generators; give the loader and sampler as many"
@@ -104,6 +119,7 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
         "dataset_size": size,
         "sampler_epoch": epoch.sampler_epoch,
         "scattered": scattered,
+        "batch": None if scattered else batch_of(loader),
         "has_base_seed": epoch.has_base_seed,
     }
 

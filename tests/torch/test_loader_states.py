@@ -118,6 +118,76 @@ def test_a_state_before_the_first_mini_batch_gives_the_same_order(
     assert_same(list(other), batches)
 
 
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_state_between_epochs_leaves_the_epoch_of_a_sampler_to_the_program(
+    plain_pair: Pair, n_workers: int
+) -> None:
+    def make() -> Any:
+        sampler = data.DistributedSampler(range(24), num_replicas=2, rank=0, seed=4)
+        return plain_pair.ours(D.Made("int", 24), 4, sampler=sampler, num_workers=n_workers)
+
+    def epoch(loader: Any, number: int) -> list[Any]:
+        loader.sampler.set_epoch(number)
+        return list(loader)
+
+    one, other = make(), make()
+    epoch(one, 0)
+    other.load_state_dict(saved(one.state_dict()))
+    expected = epoch(one, 1)
+    assert_same(epoch(other, 1), expected)
+    assert_same(epoch(other, 2), epoch(one, 2))
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_state_of_persistent_workers_between_epochs_gives_the_next_order(
+    plain_pair: Pair, n_workers: int
+) -> None:
+    def make(seed: int, **options: Any) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return plain_pair.ours(D.Made("int"), 4, shuffle=True, generator=generator, **options)
+
+    one = make(1, num_workers=2, persistent_workers=True)
+    other = make(2, num_workers=n_workers)
+    list(one)
+    state = saved(one.state_dict())
+    expected = list(one)
+    other.load_state_dict(state)
+    assert_same(list(other), expected)
+
+
+def test_a_state_of_persistent_workers_amid_an_epoch_goes_on_without_workers(
+    plain_pair: Pair,
+) -> None:
+    def make(seed: int, **options: Any) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return plain_pair.ours(D.Made("int"), 4, shuffle=True, generator=generator, **options)
+
+    one = make(1, num_workers=2, persistent_workers=True)
+    list(one)
+    iterator = iter(one)
+    next(iterator)
+    other = make(2, num_workers=0)
+    other.load_state_dict(saved(one.state_dict()))
+    assert_same(list(other), list(iterator))
+
+
+def test_a_state_of_other_mini_batches_is_refused_amid_an_epoch(plain_pair: Pair) -> None:
+    def make(size: int, n_ranks: int = 1) -> Any:
+        sampler = data.DistributedSampler(range(24), num_replicas=n_ranks, rank=0)
+        return plain_pair.ours(D.Made("int", 24), size, sampler=sampler, num_workers=1)
+
+    one = make(4)
+    state = saved(one.state_dict())
+    for other in (make(6), make(4, 2)):
+        other.load_state_dict(state)  # none is taken yet
+    next(iter(one))
+    state = saved(one.state_dict())
+    for other, words in ((make(6), "6 in 1"), (make(4, 2), "4 in 2")):
+        with pytest.raises(OptionError, match=f"mini-batches of 4 examples in 1 ranks, .* {words}"):
+            other.load_state_dict(state)
+    make(4).load_state_dict(state)
+
+
 def of_ranks(size: int, n: int, make: Any, states: Any = None, n_batches: int = 99) -> Any:
     """Return what all ranks read together, step by step, and their states."""
     steps: list[set[int]] = []
