@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
 from overlapiter.torch import DataLoader  # noqa: E402
+from overlapiter.torch.pinned import TorchLocker  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu("torch"),
@@ -162,6 +164,16 @@ def test_a_slot_is_locked_once_and_not_for_each_mini_batch(
     loader.close()
     gc.collect()
     assert sorted(unlocked) == sorted(locked)
+
+
+def test_memory_that_cuda_refuses_to_lock_leaves_no_error_for_the_users_next_call() -> None:
+    memory = mmap.mmap(-1, 1 << 16)
+    address, locker = torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), TorchLocker()
+    locker.lock(address, len(memory))
+    with pytest.raises(RuntimeError, match="error"):
+        locker.lock(address, len(memory))
+    assert (torch.ones(1, device="cuda") + 1).item() == 2
+    locker.unlock(address)
 
 
 def test_many_epochs_and_loaders_leave_no_memory_locked_or_mapped() -> None:
