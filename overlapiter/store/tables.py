@@ -8,6 +8,7 @@ Where a row has something else than the numbers that belong there, IndexDamagedE
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import struct
@@ -143,19 +144,24 @@ def move_to_going(
 
 def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
     """Return for each closed segment by how much it is charged for more than its files take."""
-    # One statement, so that nothing changes in between. There may be millions of files, and the
-    # first mini-batch after a boot waits for it: SQLite groups them faster than Python reads them.
-    n_blocks = f"SUM(MAX(1, (size + {block_bytes - 1}) / {block_bytes}))"
-    files = "SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going"
     select = (
-        f"SELECT id, charged - COALESCE(n, 0) * {block_bytes} FROM segment LEFT JOIN "
-        f"(SELECT segment, {n_blocks} AS n FROM ({files}) GROUP BY segment) ON segment = id "
-        "WHERE owner=0"
-    )
-    found = dict(cursor.execute(select))
-    if not all(isinstance(surplus_bytes, int) for surplus_bytes in found.values()):
-        raise IndexDamagedError("a segment is charged for no number of bytes")
-    return found
+        "SELECT segment, size, NULL FROM staged UNION ALL SELECT segment, size, NULL FROM going "
+        "UNION ALL SELECT id, NULL, charged FROM segment WHERE owner=0"
+    )  # one statement, so that nothing changes in between; GROUP BY takes twice as long
+    n_blocks: collections.defaultdict[int, int] = collections.defaultdict(int)
+    charged: dict[int, int] = {}
+    try:
+        # There may be millions, and the first mini-batch after a boot waits for it.
+        for number, size_bytes, charged_bytes in cursor.execute(select):
+            if charged_bytes is None:
+                n_blocks[number] += (
+                    n if (n := (size_bytes + block_bytes - 1) // block_bytes) > 0 else 1
+                )
+            else:
+                charged[number] = charged_bytes
+        return {each: charged[each] - n_blocks[each] * block_bytes for each in charged}
+    except TypeError as error:
+        raise IndexDamagedError(f"no numbers: {error}") from error
 
 
 def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) -> None:
