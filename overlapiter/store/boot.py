@@ -30,8 +30,13 @@ def check(index: Index, block_bytes: int, disk_bytes: int) -> Callable[[Cursor],
     boot = _boot_id()
     surplus: dict[int, int] = {}
     if index.value("SELECT value FROM fact WHERE name='boot'") not in (boot, ""):
-        index.check()
-        surplus = index.read(lambda cursor: surpluses(cursor, block_bytes))
+        from concurrent.futures import ThreadPoolExecutor  # takes a while to load
+
+        # Side by side: SQLite does both without Python's lock,.
+        with ThreadPoolExecutor(1) as pool:
+            counted = pool.submit(index.read, lambda cursor: surpluses(cursor, block_bytes))
+            index.check()
+            surplus = counted.result()
 
     def note(cursor: Cursor) -> int:
         odd = f"NOT charged BETWEEN 0 AND {disk_bytes}"

@@ -21,6 +21,8 @@ from .segments import aligned
 
 #: Keys, and values of rows, in a statement; before SQLite 3.32 it had at most 999 of both.
 _MOST_KEYS, _MOST_VALUES = 256, 640
+#: Below all keys of 64 bits, but for one of them.
+_LEAST_KEY = -(1 << 63)
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 
 #: Where bytes lie that were evicted: segment, start (WHOLE for all of it), size in
@@ -144,24 +146,49 @@ def move_to_going(
 
 def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
     """Return for each closed segment by how much it is charged for more than its files take."""
-    select = (
-        "SELECT segment, size, NULL FROM staged UNION ALL SELECT segment, size, NULL FROM going "
-        "UNION ALL SELECT id, NULL, charged FROM segment WHERE owner=0"
-    )  # one statement, so that nothing changes in between; GROUP BY takes twice as long
-    n_blocks: collections.defaultdict[int, int] = collections.defaultdict(int)
-    charged: dict[int, int] = {}
+    import numpy as np  # takes a while to load, and few who open an index count
+
+    n_blocks = f"MAX(1, (IFNULL(size, 0) + {block_bytes - 1}) / {block_bytes})"
+    going = f"SELECT segment, SUM({n_blocks}) FROM going GROUP BY segment"  # sorted as it is
+    # As texts for a million files: the first mini-batch after a boot waits for it, and a tuple for
+    # each file would take twice as long.
+    files = "SELECT key, segment, size FROM staged WHERE key > ? ORDER BY key LIMIT 1000000"
+    staged = "SELECT group_concat(segment, ' '), group_concat(size, ' '), COUNT(*), MAX(key)"
+    with _at_one_moment(cursor):
+        charged = dict(cursor.execute("SELECT id, charged FROM segment WHERE owner=0"))
+        used = collections.Counter(dict(cursor.execute(going)))
+        last_key = _LEAST_KEY
+        while True:
+            found = cursor.execute(f"{staged} FROM ({files})", (last_key,))
+            *texts, n_files, last_key = found.fetchone()
+            if n_files == 0:
+                break
+            try:
+                numbers, sizes = (np.fromstring(text or "", np.int64, sep=" ") for text in texts)
+                if not len(numbers) == len(sizes) == n_files:
+                    raise ValueError("a staged file has no segment or no size")
+            except (ValueError, DeprecationWarning) as error:
+                raise IndexDamagedError(f"no numbers: {error}") from error
+            segments, place = np.unique(numbers, return_inverse=True)
+            sums = np.bincount(place, np.maximum(1, -(-sizes // block_bytes)))
+            used.update(dict(zip(segments.tolist(), map(int, sums), strict=True)))
+    if not all(isinstance(each, int) for each in charged.values()):
+        raise IndexDamagedError("a segment is charged for no number of bytes")
+    return {each: charged[each] - int(used[each]) * block_bytes for each in charged}
+
+
+@contextlib.contextmanager
+def _at_one_moment(cursor: Cursor) -> Iterator[None]:
+    """Have all statements of the block see the same state."""
+    if cursor.connection.in_transaction:
+        yield
+        return
+    cursor.execute("BEGIN")
     try:
-        # There may be millions, and the first mini-batch after a boot waits for it.
-        for number, size_bytes, charged_bytes in cursor.execute(select):
-            if charged_bytes is None:
-                n_blocks[number] += (
-                    n if (n := (size_bytes + block_bytes - 1) // block_bytes) > 0 else 1
-                )
-            else:
-                charged[number] = charged_bytes
-        return {each: charged[each] - n_blocks[each] * block_bytes for each in charged}
-    except TypeError as error:
-        raise IndexDamagedError(f"no numbers: {error}") from error
+        yield
+    finally:
+        if cursor.connection.in_transaction:  # SQLite has ended some that failed
+            cursor.execute("ROLLBACK")  # nothing was changed
 
 
 def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) -> None:
