@@ -21,6 +21,8 @@ from .segments import aligned
 
 #: Keys, and values of rows, in a statement; before SQLite 3.32 it had at most 999 of both.
 _MOST_KEYS, _MOST_VALUES = 256, 640
+#: Files that are counted at a time: their text stays far below the longest that SQLite makes.
+_PAGE_FILES = 1_000_000
 #: Below all keys of 64 bits, but for one of them.
 _LEAST_KEY = -(1 << 63)
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
@@ -152,7 +154,8 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
     going = f"SELECT segment, SUM({n_blocks}) FROM going GROUP BY segment"  # sorted as it is
     # As texts for a million files: the first mini-batch after a boot waits for it, and a tuple for
     # each file would take twice as long.
-    files = "SELECT key, segment, size FROM staged WHERE key > ? ORDER BY key LIMIT 1000000"
+    files = "SELECT key, segment, size FROM staged WHERE key > ? ORDER BY key"
+    files += f" LIMIT {_PAGE_FILES}"
     staged = "SELECT group_concat(segment, ' '), group_concat(size, ' '), COUNT(*), MAX(key)"
     with _at_one_moment(cursor):
         charged = dict(cursor.execute("SELECT id, charged FROM segment WHERE owner=0"))
