@@ -100,17 +100,22 @@ def run_all(arguments: list[str]) -> int:
     folder = claim.OWN_RESULTS
     if arguments[:1] == ["--into"]:
         folder, arguments = claim.CHECKOUT / arguments[1], arguments[2:]
-    failed = []
-    can_run = [each for each in EXPERIMENTS if claim.is_possible(each.claim)]
-    for number, (name, of, words, minutes, _) in enumerate(can_run, 1):
-        say = f"{number} of {len(can_run)}: {name}, some {minutes:g} minutes"
+    failed, left_out = [], []
+    for number, (name, of, words, minutes, _) in enumerate(EXPERIMENTS, 1):
+        say = f"{number} of {len(EXPERIMENTS)}: {name}, some {minutes:g} minutes"
         print(f"\n=== {say} ===", file=sys.stderr, flush=True)
         out = ["--out", str(folder / f"{name}.json")]
         try:
+            if not claim.is_possible(of):
+                left_out.append(name)
+                continue
             status = claim.run(of, [*out, *shlex.split(words), *arguments])
         except (Exception, SystemExit) as error:  # the others go on
             print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
             status = 1
         failed += [name] if status else []
-    print(f"{len(can_run) - len(failed)} experiments done; failed: {', '.join(failed) or '-'}")
+    n_done = len(EXPERIMENTS) - len(failed) - len(left_out)
+    print(f"{n_done} experiments done; failed: {', '.join(failed) or '-'}")
+    if left_out:
+        print(f"not possible on this machine: {', '.join(left_out)}")
     return int(bool(failed))

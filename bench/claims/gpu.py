@@ -24,7 +24,7 @@ from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Wanted
-from bench.harness.turns import call_in_turns
+from bench.harness.turns import call_in_turns, wrong_arrays
 
 MEANINGS = {
     "overlap-torch": "ours for PyTorch, slots page-locked",
@@ -173,12 +173,6 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points, "data": f"mini-batches of {megabytes:.1f} MB to {there['gpu']}"}
 
 
-def faults(result: dict) -> list[str]:
-    """Return which loaders brought other arrays to the GPU."""
-    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
-    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
-
-
 def _times(key: str) -> Any:
     return lambda ours, theirs: theirs[key] / ours[key]
 
@@ -198,3 +192,4 @@ _COLUMNS = {
     "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
 }
 TABLES = {"gpu": _COLUMNS}
+faults = wrong_arrays

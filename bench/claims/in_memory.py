@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.turns import call_in_turns
+from bench.harness.turns import call_in_turns, wrong_arrays
 
 MEANINGS = {
     "overlap": "OverlapIterator and overlapiter.concat_examples",
@@ -106,12 +106,6 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points}
 
 
-def faults(result: dict) -> list[str]:
-    """Return which loaders gave other arrays than those in memory."""
-    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
-    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
-
-
 _COLUMNS = {
     "": lambda point: MEANINGS[point["loader"]],
     "step, ms": "{compute_ms:g}",
@@ -120,3 +114,4 @@ _COLUMNS = {
     "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
 }
 TABLES = {"in-memory": _COLUMNS}
+faults = wrong_arrays

@@ -48,3 +48,9 @@ def call_in_turns(
     take_turns(
         points, n_repeats, lambda point: isolated.call(function, {**common, **point, "runs": None})
     )
+
+
+def wrong_arrays(result: dict) -> list[str]:
+    """Return which loaders gave other arrays than the examples in memory, as ``is_same`` tells."""
+    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
+    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]

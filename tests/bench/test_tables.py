@@ -78,7 +78,9 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
     ]
     assert [words[1] for words in asked] == paths
     assert all(words[-2:] == ["--repeats", "1"] for words in asked)
-    assert "failed: evicting" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "failed: evicting" in told
+    assert ("not possible on this machine: gpu" in told) == (left_out == "gpu")
 
 
 def test_a_run_of_ones_own_goes_to_a_folder_that_git_ignores():
