@@ -5,8 +5,9 @@
     python3 dev.py lint                   run ruff and mypy
     python3 dev.py setup                  only set up
 
-They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else 3.13 or 3.12. Two
-options, right behind the command, choose another environment:
+They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else 3.13 or 3.12, where
+the benchmark compares PyTorch's loaders. Two options, right behind the command, choose another
+environment:
 
     --torch            with PyTorch, for the CPU (2 GB), and without Chainer: the two exclude
                        each other
@@ -33,7 +34,8 @@ THIS = sys.version_info[:2]
 VERSIONS = [*sorted([(3, 11), (3, 10)], key=lambda version: version != THIS), (3, 13), (3, 12)]
 PIP = "pip>=25.3,<27"  # 25.3 brings --build-constraint
 BUILD_CONSTRAINTS = "requirements/build.txt"  # those of Chainer
-TORCH = "torch==2.13.0+cpu"  # without CUDA, which is gigabytes; PyTorch's own index has it
+TORCH = "torch==2.13.0+cpu"  # without CUDA, which is gigabytes
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"  # asked where pip's own indexes have it not
 
 # Prints where a Python is and which, or fails if it cannot make .venv.
 PROBE = """
@@ -88,6 +90,11 @@ def find_python(versions):
     )
 
 
+def has_chainer(version):
+    """Say whether Chainer can be installed for this version of Python, as sys.version has it."""
+    return version.startswith(("3.10.", "3.11."))
+
+
 class Environment:
     """A virtual environment in the checkout.
 
@@ -123,10 +130,10 @@ class Environment:
         """Make it complete and up to date; of several processes, one does it, the others wait."""
         python, version = find_python(self.versions)
         number = version.split()[0]
-        if self.wants_chainer and not number.startswith(("3.10.", "3.11.")):
+        if self.wants_chainer and not has_chainer(version):
             say(
                 "PATH has no Python 3.11 or 3.10, so there is no Chainer: on Python {} what needs "
-                "it, such as most benchmarks, is left out".format(number)
+                "it is left out".format(number)
             )
         wanted = self.fingerprint(version)
         if self.is_set_up(wanted):
@@ -144,7 +151,13 @@ class Environment:
             pip = (self.python, "-m", "pip", "install")
             self.run_logged(*pip, PIP)
             constraints = ("--constraint", "requirements/constraints.txt")
-            self.run_logged(*pip, *constraints, *self.options)
+            try:
+                self.run_logged(*pip, *constraints, *self.options)
+            except SetupError:
+                if TORCH not in self.options:
+                    raise
+                more = ("--extra-index-url", TORCH_INDEX)
+                self.run_logged(*pip, *constraints, *self.options, *more)
             self.stamp.write_text(wanted)
 
     def fingerprint(self, version):
@@ -215,6 +228,8 @@ def main(arguments):
     command, arguments = arguments[0], arguments[1:]
     option = arguments.pop(0) if arguments and arguments[0] in ENVIRONMENTS else ""
     try:
+        if command == "bench" and not option and not has_chainer(find_python(VERSIONS)[1]):
+            option = "--torch"  # one of the two is what the loaders are compared with
         ENVIRONMENTS[option].set_up()
         return ENVIRONMENTS[option].run(command, arguments)
     except SetupError as error:

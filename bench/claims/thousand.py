@@ -21,6 +21,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, line, plt, save
+from bench.harness.machine import is_installed
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import median_of, spread_of
 from bench.loaders import report
@@ -31,7 +32,8 @@ _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEPT_READS = 64
 _SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies
 _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
-#: Mini-batches of overlap and overlap-staged, of slow and torch, of all others, and repeats.
+_WITHOUT_CHAINER = ["overlap-torch", "torch", "torch-local", "floor", "overlap-torch-staged"]
+#: Mini-batches of ours, of slow and torch, of all others, and repeats.
 _FIRST_LOOK = {"batches": 120, "slow_batches": 20, "steady_batches": 50, "repeats": 2}
 _WHOLE = {"batches": 1000, "slow_batches": 60, "steady_batches": 300, "repeats": 3}
 
@@ -47,11 +49,12 @@ class Options(MountOptions):
     repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", quick=1)
     prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)")
     readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)")
-    loaders: list[str] = option(_LOADERS, f"of {', '.join(LOADERS)}", known=LOADERS)
+    loaders: list[str] = option([], f"of {', '.join(LOADERS)}", known=LOADERS)
 
     def check(self) -> None:
         """Complete the options."""
         usual = _WHOLE if self.whole else _FIRST_LOOK
+        self.loaders = self.loaders or _usual_loaders()
         vars(self).update({k: n for k, n in usual.items() if getattr(self, k) is None})
         self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
@@ -60,11 +63,20 @@ class Options(MountOptions):
         super().check()
 
 
+def _usual_loaders() -> list[str]:
+    if is_installed("chainer"):
+        return _LOADERS
+    if is_installed("torch"):
+        return _WITHOUT_CHAINER
+    raise OptionsError("neither Chainer nor PyTorch is there: run python3 dev.py bench --torch")
+
+
 def points_of(options: Options) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
     fixed = _SWEEP_READERS if options.sweep else options.readers[0]
     # The floor as many as ours: fewer would have a larger part of their time in the start.
-    lengths = dict.fromkeys(("overlap", "overlap-staged", "floor"), options.batches)
+    steady = ("overlap", "overlap-staged", "overlap-torch", "overlap-torch-staged", "floor")
+    lengths = dict.fromkeys(steady, options.batches)
     lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
     swept = [(_SWEEP_PREFETCHERS, n) for n in options.readers if options.sweep]
     processes = {
@@ -101,6 +113,10 @@ _WORDS_OF = {
     "fast": ("MultiprocessIterator,\nlocal disk", GREEN),
     "slow": ("MultiprocessIterator,\nslow store", RED),
     "copy": ("copy first, then\nMultiprocessIterator", ORANGE),
+    "overlap-torch": ("overlapiter.torch,\nnothing staged before", BLUE),
+    "overlap-torch-staged": ("overlapiter.torch,\nall staged before", SKY),
+    "torch-local": ("PyTorch's DataLoader,\nlocal disk", GREEN),
+    "torch": ("PyTorch's DataLoader,\nslow store", RED),
     "floor": ("no loader: plain loops,\nlocal disk", GREY),
 }
 _PROCESSES = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}

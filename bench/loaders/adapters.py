@@ -16,7 +16,7 @@ import numpy as np
 from bench.harness.files import copy_files
 from bench.harness.options import picked
 from bench.loaders.checks import Example
-from bench.loaders.files import Images
+from bench.loaders.files import Images, images_of
 from bench.loaders.spec import PARTS, RunSpec
 from bench.slow.store import SlowStore, attach
 
@@ -126,12 +126,10 @@ class CopyFirst(Stock):
     """Copies every file of the run, then reads the copies with MultiprocessIterator."""
 
     def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
-        from chainer.datasets import LabeledImageDataset
-
         pairs = dataset._pairs  # not from the list file, which lies in the slow store
         paths = [pairs[index][0] for index in spec.indices()]
         copy_files(paths, spec.root, spec.staging, _COPY_STREAMS)
-        super().__init__(spec, LabeledImageDataset(pairs, spec.staging), store)
+        super().__init__(spec, images_of(pairs, spec.staging), store)
 
 
 class Synthetic(Loader):

@@ -1,12 +1,14 @@
-"""Data sets of files that need no framework."""
+"""Data sets of files."""
 
 from __future__ import annotations
 
 import os
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from PIL import Image
+
+from bench.harness.machine import is_installed
 
 _HEAD_BYTES = 64
 
@@ -39,3 +41,12 @@ class Images(Heads):
     def _content(self, file: IO[bytes]) -> np.ndarray:
         with Image.open(file) as image:
             return np.asarray(image, np.float32).transpose(2, 0, 1)
+
+
+def images_of(pairs: list[tuple[str, int]], root: str) -> Any:
+    """Return the images of Chainer's data set, or the same ones where there is no Chainer."""
+    if not is_installed("chainer"):
+        return Images(pairs, root)
+    from chainer.datasets import LabeledImageDataset
+
+    return LabeledImageDataset(pairs, root)

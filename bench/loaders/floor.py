@@ -15,12 +15,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from statistics import mean
+from typing import Any
 
 import numpy as np
-from chainer.datasets import LabeledImageDataset
 
 from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
+from bench.loaders.files import images_of
 from bench.loaders.spec import RunSpec, result_of_run
 from bench.slow import crossed, slow_store
 from bench.slow.bare_reader import bare_reader, read_all
@@ -48,7 +49,7 @@ def run_floor(spec: RunSpec) -> dict:
 
 def _run_loops(spec: RunSpec) -> list[dict]:
     """Return what each of the loops reports; blocks until all end."""
-    dataset = LabeledImageDataset(spec.examples(), spec.local)
+    dataset = images_of(spec.examples(), spec.local)
     # Each builds two at least: the first mini-batch of one alone is no pace.
     n_loops = max(min(len(os.sched_getaffinity(0)), spec.n_batches // 2), 1)
     parts = [range(first, spec.n_batches, n_loops) for first in range(n_loops)]
@@ -78,7 +79,7 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
     )
 
 
-def _build(spec: RunSpec, dataset: LabeledImageDataset, positions: range) -> dict:
+def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
     """Build the mini-batches at ``positions`` one after the other; return what that took."""
     report = {"begin": time.monotonic(), "fetch_seconds": 0.0, "fingerprints": {}}
     cpu_begin, check_seconds, batches = time.process_time(), 0.0, spec.batches()

@@ -106,8 +106,11 @@ def rate_rows(result: dict) -> list[list[str]]:
         "after the first": "{rate_after_first:,.0f}",
     }
     heads = {"floor": ("of the floor", 2), "slow": ("times slow", 1), "fast": ("times fast", 2)}
+    loaders = [point["loader"] for point in points]
+    if loaders.count("torch") == 1:  # else it is compared over its workers, by the targets
+        heads |= {"torch": ("times torch", 1), "torch-local": ("times torch-local", 2)}
     for loader, (head, digits) in heads.items():
-        if any(point["loader"] == loader for point in points):
+        if loader in loaders:
             cell = f"{{:.{digits}f}}".format
             columns[head] = lambda p, of=loader, cell=cell: cell(ratio(p, points, of))
     columns["first, s"] = "{first_batch_seconds:.2f}"

@@ -14,7 +14,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from chainer.datasets import LabeledImageDataset
 
 from bench.harness import isolated
 from bench.harness.family import (
@@ -26,7 +25,7 @@ from bench.harness.family import (
 )
 from bench.loaders.adapters import ADAPTERS
 from bench.loaders.checks import fingerprint
-from bench.loaders.files import Heads
+from bench.loaders.files import Heads, images_of
 from bench.loaders.spec import PACKAGES, RunSpec, result_of_run
 from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import bare_reader, read_all
@@ -72,7 +71,7 @@ def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None
     """
     root = spec.local if spec.is_local else spec.root
     spec = replace(spec, root=store.root if store else root)
-    make = LabeledImageDataset if spec.is_decoding else Heads
+    make = images_of if spec.is_decoding else Heads
     dataset, emulated = make(spec.examples(), spec.root), None
     if isinstance(store, SlowStore):  # the list of files may lie in it, too
         emulated = store
