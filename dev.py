@@ -5,9 +5,9 @@
     python3 dev.py lint                   run ruff and mypy
     python3 dev.py setup                  only set up
 
-They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else 3.13 or 3.12, where
-the benchmark compares PyTorch's loaders. Two options, right behind the command, choose another
-environment:
+They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else 3.13 or 3.12,
+where the benchmark compares PyTorch's loaders. Two options, right behind the command, choose
+another environment:
 
     --torch            with PyTorch, for the CPU (2 GB), and without Chainer: the two exclude
                        each other
