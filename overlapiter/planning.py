@@ -8,6 +8,7 @@ import itertools
 import os
 import socket
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning
@@ -119,10 +120,17 @@ def with_staging(
     """
     if staging is None:
         return plan, None, None
-    try:
+
+    def prepare() -> tuple[StagingPlan, bool]:
         staged = staging_plan(staging, dataset, first_indices)
-        names = names_source(parcel, staged.source)
-        staged, listener, share = _join_peers(staging, staged, sampler, plan.dataset_size)
+        return staged, names_source(parcel, staged.source)
+
+    try:
+        if staging.peers is None:
+            (staged, names), listener, share = prepare(), None, None
+        else:
+            found = _join_peers(staging.peers, prepare, sampler, plan.dataset_size)
+            (staged, names), listener, share = found
     except BaseException:
         parcel.close()
         raise
@@ -130,11 +138,12 @@ def with_staging(
 
 
 def _join_peers(
-    staging: Staging, plan: StagingPlan, sampler: object, dataset_size: int
-) -> tuple[StagingPlan, socket.socket | None, NodeShare | None]:
-    """Have the nodes of the job find each other, if they are to; as :func:`with_staging`."""
-    if staging.peers is None:
-        return plan, None, None
+    peers: object,
+    prepare: Callable[[], tuple[StagingPlan, bool]],
+    sampler: object,
+    dataset_size: int,
+) -> tuple[tuple[StagingPlan, bool], socket.socket | None, NodeShare | None]:
+    """Prepare staging on all ranks, or on none, and have the nodes of the job find each other."""
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
             "peers",
@@ -142,14 +151,17 @@ def _join_peers(
             "or as the sampler of a DataLoader, where a DistributedSampler will do, too",
         )
     from overlapiter.peers.holders import NodeShare
-    from overlapiter.peers.rendezvous import communicator_of, join
+    from overlapiter.peers.rendezvous import communicator_of, from_all, join
 
-    comm = communicator_of(staging.peers, sampler.rank, sampler.size)
+    comm = communicator_of(peers, sampler.rank, sampler.size)
+    prepared: list[tuple[StagingPlan, bool]] = []
+    from_all(comm, lambda: prepared.append(prepare()))
+    staged, names = prepared[0]
     joined = join(comm, sampler.rank)
     if joined is None:
-        return plan, None, None
+        return (staged, names), None, None
     share = NodeShare(sampler, joined.node_of_rank, dataset_size)
-    return dataclasses.replace(plan, peers=joined.plan), joined.listener, share
+    return (dataclasses.replace(staged, peers=joined.plan), names), joined.listener, share
 
 
 def default_prefetchers(n_cores: int) -> int:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from overlapiter.agreement import Communicator, allgather
 from overlapiter.errors import OptionError
@@ -21,6 +21,8 @@ from .connection import Address
 from .interfaces import INTERFACE_VARIABLE, address_among, own_addresses
 from .meeting import Rendezvous, StoreCommunicator
 from .protocol import SECRET_BYTES
+
+T = TypeVar("T")
 
 
 class Joined(NamedTuple):
@@ -85,7 +87,7 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"  # has one loopback
         return " ".join(host.key), network, own_addresses()
 
-    nodes, networks, addresses = zip(*_from_all(comm, look), strict=True)
+    nodes, networks, addresses = zip(*from_all(comm, look), strict=True)
     names = list(dict.fromkeys(nodes))
     if len(names) == 1:
         return None
@@ -99,7 +101,7 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         return listeners[0].getsockname()[:2], secret
 
     try:
-        offers = _from_all(comm, listen)
+        offers = from_all(comm, listen)
     except BaseException:
         for listener in listeners:
             listener.close()
@@ -114,20 +116,25 @@ def join(comm: Communicator, rank: int) -> Joined | None:
     return Joined(plan, node_of_rank, listeners[0])
 
 
-def _from_all(comm: Communicator, make: Callable[[], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return what each rank makes, by rank; what one cannot make is an OptionError on all."""
-    made, trouble = (), ""
+def from_all(comm: Communicator, make: Callable[[], T]) -> list[T]:
+    """Return what each rank makes, by rank. Collective.
+
+    Raises:
+        OptionError: Another rank could not make it; what this one raises itself it raises here.
+    """
+    made, own_error = None, None
     try:
         made = make()
-    except OptionError as error:
-        trouble = str(error).removeprefix(f"{INTERFACE_VARIABLE}: ")
-    except OSError as error:
-        trouble = f"{socket.gethostname()} cannot be looked at ({error})"
+    except Exception as error:  # whatever it is, the others wait to be told
+        own_error = error
+    trouble = "" if own_error is None else f"{type(own_error).__name__}: {own_error}"
     found = allgather(comm, (made, trouble))
-    for _, each in found:
-        if each:
-            raise OptionError(INTERFACE_VARIABLE, each)
-    return [made for made, _ in found]
+    if own_error is not None:
+        raise own_error
+    for rank, (_, text) in enumerate(found):
+        if text:
+            raise OptionError("peers", f"rank {rank} cannot take part: {text}")
+    return [made for made, _ in found]  # type: ignore[misc]  # all have made theirs
 
 
 def _listener(address: str) -> socket.socket:

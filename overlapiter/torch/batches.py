@@ -84,9 +84,19 @@ class WholeViews(TensorViews):
         whole: Any = row_leaves(layout, root, columns, 0, written[0])
         (pickled, _, kinds), leaves, _ = whole
         values = [*map(_turned_back, kinds, leaves)]
-        skeleton: Any = pickle.Unpickler(io.BytesIO(pickled))
-        skeleton.persistent_load = values.__getitem__
-        return Collated(skeleton.load(), skipped, n_indices - len(skipped))
+        return Collated(_Filled(pickled, values).load(), skipped, n_indices - len(skipped))
+
+
+class _Filled(pickle.Unpickler):
+    """Unpickles what a ``collate_fn`` has returned around its tensors and arrays."""
+
+    def __init__(self, pickled: bytes, values: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(pickled))
+        self._values = values
+
+    def persistent_load(self, number: int) -> Any:
+        """Return a tensor or an array."""
+        return self._values[number]
 
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:

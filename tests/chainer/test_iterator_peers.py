@@ -77,3 +77,11 @@ def test_where_the_store_is_as_near_as_a_node_each_node_reads_for_itself(tmp_pat
     assert all(any(rank["not asked"]) for rank in ranks)
     assert sum(rank["peer"] for rank in ranks) < 3 * (1 - 0.4) * N_FILES / 2, "as if it were far"
     assert sum(reads[1:]) / 3 / N_FILES > 0.42
+
+
+def test_a_rank_that_cannot_take_part_leaves_none_waiting(tmp_path: Path) -> None:
+    ended = run_job("rank_peers_refused.py", 2, tmp_path, n_nodes=2)
+    assert ended.exit_status == 0, ended.output
+    assert [rank["error"] for rank in ended.results] == ["OptionError", "StagingError"]
+    assert "peers: rank 1 cannot take part: StagingError" in ended.results[0]["text"]
+    assert "not-mounted does not exist" in ended.results[0]["text"]
