@@ -439,7 +439,9 @@ def test_pin_memory_without_a_gpu_warns_as_pytorch_does_and_changes_nothing(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             batches = list(make(D.Made("tuple"), 4, pin_memory=True))
-        found.append((batches, [str(each.message) for each in caught]))
+        # From Python 3.12 on each fork of a process that has threads warns, too.
+        texts = [str(w.message) for w in caught if w.category is not DeprecationWarning]
+        found.append((batches, texts))
     assert_same(*found)
 
 

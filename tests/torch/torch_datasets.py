@@ -133,7 +133,7 @@ MAKERS = {
     "locked": Locked,
     "object array": lambda i: np.array([i, "a"], object),
     "string array": lambda i: np.array([str(i)]),
-    "date": lambda i: np.datetime64("2026-01-01") + i,
+    "date": lambda i: np.datetime64("2026-01-01") + np.timedelta64(i, "D"),
 }
 
 
