@@ -23,6 +23,8 @@ from overlapiter.store.owners import Owners
 _MAX_LOOKED_AT = 512
 #: Victims of one offer that are not known to be staged, where enough of the others are.
 _MAX_GUESSES = 64
+#: All are sorted anew once so many more than the data set has were added one by one.
+_MORE_ADDED = 1024
 _ABSENT, _UNKNOWN = -1, -2
 #: Added to the next use of an example that another node keeps: it goes before all others.
 _KEPT_ELSEWHERE = 2**61
@@ -336,7 +338,10 @@ class Eviction:
     def _add(self, index: int) -> None:
         state = self._tier_at[index]
         if self._has_begun and state != _ABSENT and self._handed_out_at[index] < self._settled:
-            self._farthest[state].add(index, self._position(index))
+            farthest = self._farthest[state]
+            farthest.add(index, self._position(index))
+            if farthest.n_added > len(self._tiers) + _MORE_ADDED:
+                self._sort()  # the uses of most are over, and no news of an order comes
 
     def _sort(self) -> None:
         """Take note that next uses have changed otherwise than by being over."""
@@ -361,6 +366,11 @@ class _Farthest:
         self._indices, self._positions = indices[by_position], positions[by_position]
         self._n_sorted = len(indices)
         self._heap: list[tuple[int, int]] = []  # what was added later
+
+    @property
+    def n_added(self) -> int:
+        """How many were added since the beginning and not taken, whether they are valid or not."""
+        return len(self._heap)
 
     def add(self, index: int, position: int) -> None:
         """Add an example."""

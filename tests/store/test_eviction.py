@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -334,3 +336,23 @@ def test_while_nodes_do_without_each_other_a_node_evicts_as_one_that_is_alone() 
     assert victims() == [1, 2, 0]
     eviction.share_with_nodes(is_elsewhere)
     assert victims() == [2, 0, 1]
+
+
+def test_what_is_remembered_does_not_grow_while_no_order_is_announced() -> None:
+    n_examples = 100
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None})
+    for index in range(n_examples):
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.give_back(eviction.offer(0, 1))
+    examples = [*range(n_examples)]
+    kept_bytes = []
+    tracemalloc.start()
+    for n_passes in range(200):
+        eviction.hand_out(n_passes * n_examples, examples)
+        eviction.settle((n_passes + 1) * n_examples)
+        kept_bytes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(kept_bytes[100:]) <= 1.25 * max(kept_bytes[:100])
+    victims = eviction.offer(0, n_examples * FILE_BYTES)
+    assert sorted(victim.example for victim in victims) == examples
