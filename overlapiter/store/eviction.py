@@ -188,18 +188,17 @@ class Eviction:
             self._is_missing[index] = is_missing
             return
         add = self._owners.add
-        own_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
+        new_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
         self._n_known += not self._n_files[index]
         self._n_files[index] = len({file_id for file_id, _ in files})
-        if own_bytes:
-            self._bytes[index] = own_bytes
-            self._known_bytes += own_bytes
-            self.largest_bytes = max(self.largest_bytes, own_bytes)
+        self._bytes[index] += new_bytes  # before, there may have been room for some of its files
+        self._known_bytes += new_bytes
+        self.largest_bytes = max(self.largest_bytes, int(self._bytes[index]))
         if paths:
             self._paths[index] = paths
             self._is_guessing = False  # the files of the others are not known
-        if self._tiers[index] < 0:
-            self.staged_bytes += int(self._bytes[index])
+        is_staged = self._tiers[index] >= 0
+        self.staged_bytes += new_bytes if is_staged else int(self._bytes[index])
         self.move(index, tier)
         self._is_missing[index] = is_missing
 

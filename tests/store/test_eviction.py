@@ -122,6 +122,22 @@ def test_examples_are_noted_together_as_one_by_one() -> None:
     assert together.offer(0, 1 << 20) == one_by_one.offer(0, 1 << 20)
 
 
+def test_the_bytes_of_an_example_are_those_of_all_its_files_whenever_there_was_room_for_each() -> (
+    None
+):
+    eviction = Eviction(2)
+    label, image = (11, 4096), (12, 1 << 20)
+    eviction.note(1, 0, [(13, 8192)])
+    for _ in range(2):  # epochs
+        eviction.note(0, 0, [label], is_missing=True)
+        eviction.note(0, 0, [label, image])
+        assert eviction.staged_bytes == 8192 + 4096 + (1 << 20)
+        eviction.note_absent(0)
+        assert eviction.staged_bytes == 8192
+    assert eviction.largest_bytes == 4096 + (1 << 20)
+    assert eviction.mean_bytes == (8192 + eviction.largest_bytes) / 2
+
+
 def test_victims_come_in_the_order_of_their_next_use_and_as_many_as_the_bytes_need() -> None:
     eviction = Eviction(4)
     eviction.learn({0: None})
