@@ -23,6 +23,8 @@ from overlapiter.store.owners import Owners
 _MAX_LOOKED_AT = 512
 #: Victims of one offer that are not known to be staged, where enough of the others are.
 _MAX_GUESSES = 64
+#: All are sorted anew once so many more than the data set has were added one by one.
+_MORE_ADDED = 1024
 _ABSENT, _UNKNOWN = -1, -2
 #: Added to the next use of an example that another node keeps: it goes before all others.
 _KEPT_ELSEWHERE = 2**61
@@ -186,18 +188,17 @@ class Eviction:
             self._is_missing[index] = is_missing
             return
         add = self._owners.add
-        own_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
+        new_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
         self._n_known += not self._n_files[index]
         self._n_files[index] = len({file_id for file_id, _ in files})
-        if own_bytes:
-            self._bytes[index] = own_bytes
-            self._known_bytes += own_bytes
-            self.largest_bytes = max(self.largest_bytes, own_bytes)
+        self._bytes[index] += new_bytes  # before, there may have been room for some of its files
+        self._known_bytes += new_bytes
+        self.largest_bytes = max(self.largest_bytes, int(self._bytes[index]))
         if paths:
             self._paths[index] = paths
             self._is_guessing = False  # the files of the others are not known
-        if self._tiers[index] < 0:
-            self.staged_bytes += int(self._bytes[index])
+        is_staged = self._tiers[index] >= 0
+        self.staged_bytes += new_bytes if is_staged else int(self._bytes[index])
         self.move(index, tier)
         self._is_missing[index] = is_missing
 
@@ -336,7 +337,10 @@ class Eviction:
     def _add(self, index: int) -> None:
         state = self._tier_at[index]
         if self._has_begun and state != _ABSENT and self._handed_out_at[index] < self._settled:
-            self._farthest[state].add(index, self._position(index))
+            farthest = self._farthest[state]
+            farthest.add(index, self._position(index))
+            if farthest.n_added > len(self._tiers) + _MORE_ADDED:
+                self._sort()  # the uses of most are over, and no news of an order comes
 
     def _sort(self) -> None:
         """Take note that next uses have changed otherwise than by being over."""
@@ -361,6 +365,11 @@ class _Farthest:
         self._indices, self._positions = indices[by_position], positions[by_position]
         self._n_sorted = len(indices)
         self._heap: list[tuple[int, int]] = []  # what was added later
+
+    @property
+    def n_added(self) -> int:
+        """How many were added since the beginning and not taken, whether they are valid or not."""
+        return len(self._heap)
 
     def add(self, index: int, position: int) -> None:
         """Add an example."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from .access import Access
 from .index import Cursor
-from .tables import insert, run_by_key
+from .tables import LEAST_KEY, insert, run_by_key
 
 #: How long a row in ``wanted`` keeps others from evicting a file.
 _WANTED_MS = 10_000
@@ -24,17 +24,28 @@ class Neighbours:
         self._looked_seconds = 0.0
         self._was_alone = False
         self._n_wants = 0
+        self._last_stray = LEAST_KEY
 
     def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
-        """Return keys of some files of source roots that no run uses, staged so long ago."""
+        """Return keys of some files of source roots that no run uses, staged so long ago.
+
+        A search goes on where the last one has ended, or begins again if there is nothing after it.
+        """
         unused = (
             "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
         )
         if not self._access.rows(f"{unused} LIMIT 1"):
             return []  # without a look at all that is staged
         before = int(time.time() - older_than_seconds)
-        statement = f"SELECT key FROM staged WHERE at <= ? AND source IN ({unused}) LIMIT ?"
-        return [key for (key,) in self._access.rows(statement, before, limit)]
+        # Not from the start each time: once those there have gone, it is full of files in use.
+        statement = f"SELECT key FROM staged WHERE key > ? AND at <= ? AND source IN ({unused})"
+        statement += " ORDER BY key LIMIT ?"
+        rows = self._access.rows
+        found = rows(statement, self._last_stray, before, limit)
+        found = found or rows(statement, LEAST_KEY, before, limit)
+        keys = [key for (key,) in found]
+        self._last_stray = keys[-1] if keys else LEAST_KEY
+        return keys
 
     def want(self, keys: Iterable[int]) -> None:
         """Keep other runs from evicting files for a moment; costs nothing if there are none."""

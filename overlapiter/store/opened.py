@@ -77,6 +77,7 @@ class OpenGeneration:
         self.vacant = Vacant(self.lock, self.folder)
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
+        self._n_owing = 0  # transactions under way that write what was owed
         self._promised_bytes = 0
         self._is_full = False  # whether less was charged than was asked for, the last time
         self._is_left = self._was_gone = False
@@ -134,6 +135,8 @@ class OpenGeneration:
         """
         with self.lock:
             owed, self._owed = self._owed, []
+            is_owing = bool(owed)
+            self._n_owing += is_owing
         if ended:
             statement = f"DELETE FROM copying WHERE owner={self.owner.number} AND key IN"
             owed.append(lambda cursor: run_by_key(cursor, statement, ended))
@@ -149,6 +152,11 @@ class OpenGeneration:
             with self.lock:
                 self._owed += owed
             raise
+        finally:
+            if is_owing:
+                with self.lock:
+                    self._n_owing -= 1
+                    self._settled.notify_all()
 
     def _owe_lower(self, segment: int, size_bytes: int) -> None:
         """Lower the charge of a segment by what was given back, or never allocated."""
@@ -413,11 +421,11 @@ class OpenGeneration:
         segment.reserved = end
 
     def retire(self) -> None:
-        """Close the segments that are full, and of which nothing is pending."""
+        """Close the segments that are full, and of which nothing is pending or owed."""
         with self.lock:
             kept = (self._segment, self.owner)
             idle = [s for s in self._own.values() if not s.n_pending and s not in kept]
-            if idle:
+            if idle and not self._n_owing:  # what is owed changes nothing once they are closed
                 self._close(idle)
 
     def _close(self, own: Sequence[Segment], *, is_last: bool = False) -> None:
@@ -462,9 +470,10 @@ class OpenGeneration:
                 self.leave()
 
     def _is_settled(self) -> bool:
-        """Return whether no place in a segment that files share is pending."""
+        """Return whether no place in a segment that files share is pending, nor what is owed."""
         shared = [segment for segment in self._own.values() if segment.end]
-        return not self.vacant.is_pending and not any(each.n_pending for each in shared)
+        is_pending = self.vacant.is_pending or any(each.n_pending for each in shared)
+        return not is_pending and not self._n_owing
 
     def leave(self) -> None:
         """Let go of the index, and of the segments when that is possible."""

@@ -24,7 +24,7 @@ _MOST_KEYS, _MOST_VALUES = 256, 640
 #: Files that are counted at a time: their text stays far below the longest that SQLite makes.
 _PAGE_FILES = 1_000_000
 #: Below all keys of 64 bits, but for one of them.
-_LEAST_KEY = -(1 << 63)
+LEAST_KEY = -(1 << 63)
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 
 #: Where bytes lie that were evicted: segment, start (WHOLE for all of it), size in
@@ -160,7 +160,7 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
     with _at_one_moment(cursor):
         charged = dict(cursor.execute("SELECT id, charged FROM segment WHERE owner=0"))
         used = collections.Counter(dict(cursor.execute(going)))
-        last_key = _LEAST_KEY
+        last_key = LEAST_KEY
         while True:
             found = cursor.execute(f"{staged} FROM ({files})", (last_key,))
             *texts, n_files, last_key = found.fetchone()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -118,6 +120,22 @@ def test_examples_are_noted_together_as_one_by_one() -> None:
     for eviction in (one_by_one, together):
         eviction.settle(6)
     assert together.offer(0, 1 << 20) == one_by_one.offer(0, 1 << 20)
+
+
+def test_the_bytes_of_an_example_are_those_of_all_its_files_whenever_there_was_room_for_each() -> (
+    None
+):
+    eviction = Eviction(2)
+    label, image = (11, 4096), (12, 1 << 20)
+    eviction.note(1, 0, [(13, 8192)])
+    for _ in range(2):  # epochs
+        eviction.note(0, 0, [label], is_missing=True)
+        eviction.note(0, 0, [label, image])
+        assert eviction.staged_bytes == 8192 + 4096 + (1 << 20)
+        eviction.note_absent(0)
+        assert eviction.staged_bytes == 8192
+    assert eviction.largest_bytes == 4096 + (1 << 20)
+    assert eviction.mean_bytes == (8192 + eviction.largest_bytes) / 2
 
 
 def test_victims_come_in_the_order_of_their_next_use_and_as_many_as_the_bytes_need() -> None:
@@ -334,3 +352,23 @@ def test_while_nodes_do_without_each_other_a_node_evicts_as_one_that_is_alone() 
     assert victims() == [1, 2, 0]
     eviction.share_with_nodes(is_elsewhere)
     assert victims() == [2, 0, 1]
+
+
+def test_what_is_remembered_does_not_grow_while_no_order_is_announced() -> None:
+    n_examples = 100
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None})
+    for index in range(n_examples):
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.give_back(eviction.offer(0, 1))
+    examples = [*range(n_examples)]
+    kept_bytes = []
+    tracemalloc.start()
+    for n_passes in range(200):
+        eviction.hand_out(n_passes * n_examples, examples)
+        eviction.settle((n_passes + 1) * n_examples)
+        kept_bytes.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert max(kept_bytes[100:]) <= 1.25 * max(kept_bytes[:100])
+    victims = eviction.offer(0, n_examples * FILE_BYTES)
+    assert sorted(victim.example for victim in victims) == examples

@@ -75,6 +75,20 @@ def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     other.close()
 
 
+@in_a_process
+def test_a_search_for_strays_goes_on_where_the_last_one_has_ended(directory, files):
+    one = made_store(directory, 1)
+    stage(one, files, files.paths)
+    one.record_end("closed", {})
+    one.close()
+    other = made_store(directory, 2, source="/lustre/others")
+    parts = [other.neighbours.strays(older_than_seconds=0, limit=15) for _ in range(4)]
+    assert [len(part) for part in parts] == [15, 15, 10, 15]
+    assert len(set().union(*parts[:3])) == 40
+    assert parts[3] == parts[0]
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("ending", "then"), [("closed", (1, 1, "closed")), ("failed", (1, 0, None))]
 )

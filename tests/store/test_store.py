@@ -18,6 +18,7 @@ from tests.store.stores import (
     BLOCK_BYTES,
     SOURCE,
     Files,
+    check_accounts,
     disk_bytes,
     in_blocks,
     made_store,
@@ -30,6 +31,7 @@ from tests.store.stores import (
     sum_of_charges,
     wanted,
     written,
+    written_together,
 )
 
 
@@ -304,6 +306,44 @@ def test_a_full_segment_is_followed_by_another_and_removed_when_it_is_empty(dire
     store.close()
     assert store.total_bytes() == disk_bytes(directory) == sum_of_charges(store)
     store.close()
+
+
+@pytest.mark.parametrize("end", ["published", "closed"])
+@in_a_process
+def test_a_segment_is_not_closed_while_a_thread_is_about_to_lower_its_charge(
+    directory, monkeypatch, end
+):
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 4 * BLOCK_BYTES)
+    monkeypatch.setattr(opened, "_PATIENCE_SECONDS", 0.01)
+    files = Files(9, BLOCK_BYTES)
+    store = made_store(directory)
+    stage(store, files, files.paths[:4])  # into the segment that stays open
+    (*_, failed) = store.claim(wanted(store, files.paths[4:8])).mine
+    copies = written_together(store, [(path, files.contents[path]) for path in files.paths[4:8]])
+    store.publish(copies[:3], [])
+    store.give_up(copies[3][1])
+    index, begun, go_on = store._access._opened.index, threading.Event(), threading.Event()
+    write = index.write
+
+    def write_later(work):
+        if threading.current_thread() is late:
+            begun.set()
+            go_on.wait()
+        return write(work)
+
+    late = threading.Thread(target=store.publish, args=[[], [failed]])
+    monkeypatch.setattr(index, "write", write_later)
+    late.start()
+    begun.wait()
+    if end == "published":
+        stage(store, files, files.paths[8:])  # into the next segment
+    else:
+        store.close()
+    go_on.set()
+    late.join()
+    store.take_over()
+    store.close()
+    check_accounts(store, directory)
 
 
 def test_the_progress_of_a_process_is_seen_in_whichever_segment_it_writes(

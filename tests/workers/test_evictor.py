@@ -231,6 +231,20 @@ def test_files_of_a_source_that_no_run_uses_make_room_before_any_victim(tmp_path
 
 
 @in_a_process
+def test_files_are_written_to_the_places_of_those_that_no_run_uses(tmp_path):
+    room = Room(tmp_path, 0, 2)
+    setting, files = room.setting, Files(2, BLOCK_BYTES)
+    other = made_store(setting.directories[0], 2, "/lustre/other")
+    strays = stage(other, files, files.paths)
+    other.record_end("closed", {})
+    other.close()
+    task = room.for_task()
+    answers = setting.stage(*room.more, make_room=task.make).values()
+    places = {(answer.extent.segment, answer.extent.start) for answer in answers}
+    assert places == {(extent.segment, extent.start) for extent in strays.values()}
+
+
+@in_a_process
 def test_a_tier_whose_capacity_was_larger_before_shrinks(tmp_path):
     room = Room(tmp_path, 6, None)
     room.setting.close()

@@ -16,12 +16,14 @@ from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 
 
-def staging_stage(part_size: int) -> tuple[StagingStage, Schedule, list[str]]:
+def staging_stage(
+    part_size: int, capacity_bytes: int | None = None
+) -> tuple[StagingStage, Schedule, list[str]]:
     """Return a stage without prefetchers, its schedule, and the warnings that it gives."""
     warnings: list[str] = []
     schedule = Schedule(is_staging=True, part_size=lambda _: part_size, settled=lambda _: None)
     team = Team("prefetcher", [], lambda _channel, _row: None, lambda: None)
-    costs, residency = CostEstimate(2, 2), Residency(12, 1, None)
+    costs, residency = CostEstimate(2, 2), Residency(12, 1, capacity_bytes)
     stage = StagingStage(team, schedule, warnings.append, 64, costs, residency, "/fast")
     return stage, schedule, warnings
 
@@ -66,6 +68,30 @@ def test_what_is_settled_of_a_task_is_read_while_the_rest_of_it_is_held_up():
     assert not stage.has_work
     stage.hear(worker, ("staged", task.task_id, [staged(0)], None))  # which came late
     assert schedule.next_to_read(1) is None
+
+
+def test_what_was_evicted_after_it_had_been_reported_is_not_staged_when_the_task_is_done():
+    stage, schedule, _ = staging_stage(4, capacity_bytes=8 * 4096)
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [0, 1, 2, 3], None, 0)
+    schedule.admit(1, [4, 5, 6, 7], None, 4)
+    stage.hand_out(2)
+    (slow,) = worker.tasks
+    stage.hear(worker, ("staged", slow.task_id, [staged(n) for n in range(7)], None))
+    schedule.done(schedule.next_to_read(1))
+
+    schedule.admit(2, [8, 9], None, 8)
+    stage.hand_out(3)
+    _, fast = worker.tasks
+    evicted = {victim.example: b"" for victim in fast.victims if victim.example < 4}
+    assert evicted
+    stage.hear(worker, ("staged", fast.task_id, [staged(8), staged(9)], evicted))
+
+    stage.hear(worker, ("staged", slow.task_id, [staged(n) for n in range(8)], {}))
+    schedule.admit(3, [0, 1, 2, 3], None, 10)
+    stage.hand_out(4)
+    assert sorted(worker.tasks[-1].indices) == sorted(evicted)
 
 
 def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():

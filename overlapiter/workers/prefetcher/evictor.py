@@ -20,7 +20,7 @@ from overlapiter.store.store import Wanted
 Moved = dict[int, bytes | None]
 
 #: So many files that no run uses are evicted in one transaction.
-_STRAYS_AT_ONCE = 8
+_STRAYS_AT_ONCE = 32
 #: Files that were staged so lately may be meant for a job that has not begun.
 _YOUNG_SECONDS = 24 * 3600.0
 #: When to search again for files that no run uses if there were none, and for dead processes.
@@ -71,7 +71,7 @@ class Evictor:
         if not keys:
             self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
             return False
-        self._count(len(store.evict(keys)))
+        self._count(len(store.evict(keys, keep_room=True)))
         return True
 
     def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:

@@ -197,7 +197,8 @@ class StagingStage:
         if moved is not None:
             del self._tasks[task_id]
             self._residency.take_back(task.victims, moved)
-        findings = [Finding(*plain) for plain in plain_findings]
+        # Those that were reported before come again, and may have been evicted since.
+        findings = [Finding(*plain) for plain in plain_findings if plain[0] in task.left]
         if any(finding.paths for finding in findings):
             # The dataset's code is asked for files, one example at a time in a process.
             self.team.n_wanted = len(self.team.workers)
