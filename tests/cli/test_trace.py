@@ -12,6 +12,7 @@ import pytest
 
 from overlapiter import tracing
 from overlapiter.cli.main import main
+from overlapiter.cli.trace import summarize
 
 from .commands import overlapiter
 
@@ -37,6 +38,15 @@ def test_a_trace_is_summed_up_by_process_and_by_what_it_did(trace: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "rank 0: trainer wait 10 250 ms 25% 25 ms 25 ms" in done.stdout
     assert "rank 0: trainer train 10 750 ms 75% 75 ms 75 ms" in done.stdout
+
+
+def test_spans_that_were_left_out_count_for_the_median_too() -> None:
+    head = {"name": "read", "pid": 1, "ts": 0}
+    some = {"ph": "X", "dur": 1000, "args": {"recorded_1_of": 100}}
+    events = [head | some for _ in range(10)] + [head | {"ph": "X", "dur": 5e6}] * 12
+    (span,) = summarize(events)["spans"]
+    assert (span["number"], span["seconds"]) == (1012, pytest.approx(61))
+    assert (span["median_seconds"], span["p99_seconds"]) == (0.001, 5.0)
 
 
 def test_traces_of_ranks_are_joined(trace: Path, tmp_path: Path) -> None:
