@@ -96,6 +96,14 @@ def test_what_a_plot_shows_can_be_had_as_json(trace: Path) -> None:
     assert steps[-1]["seconds"] == pytest.approx(0.83, abs=0.03)
 
 
+def test_the_trainers_of_a_joined_trace_wait_what_they_do_on_average(trace, tmp_path) -> None:
+    joined = tmp_path / "all.json"
+    overlapiter("trace", trace, tmp_path / "out.rank1.json", "--output", joined)
+    steps = json.loads(overlapiter("plot", joined, "--json").stdout)
+    mean = sum(step["waited"] for step in steps) / len(steps)
+    assert mean == pytest.approx((0.25 + 0.5) / 2, abs=0.03)
+
+
 def test_without_matplotlib_a_plot_says_what_can_be_had(trace, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert main(["plot", str(trace)]) == 1
@@ -110,6 +118,13 @@ def test_a_trace_is_drawn(trace: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path / 'figure.svg'}\n", done.stderr
     assert "waits for data" not in done.stderr
     assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
+def test_a_figure_has_the_name_that_was_given(trace: Path, tmp_path: Path) -> None:
+    done = overlapiter("plot", trace, "--output", tmp_path / "figure")
+    assert done.stdout == f"{tmp_path / 'figure'}\n", done.stderr
+    assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
