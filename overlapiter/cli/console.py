@@ -113,6 +113,20 @@ def replaced(path: str) -> Iterator[IO[bytes]]:
         failed.pop_all()
 
 
+def written(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Give what writes to a name of the user's, for the length of a ``with`` block.
+
+    A file is replaced, as by :func:`replaced`, where a link leads to it; a device or a FIFO is
+    written to.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        return open(path, "wb")
+    return replaced(os.path.realpath(path))
+
+
 @contextlib.contextmanager
 def spoken_warnings() -> Iterator[None]:
     """Say the warnings of a ``with`` block, each in a line of its own."""

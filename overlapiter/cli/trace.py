@@ -27,7 +27,7 @@ import numpy as np
 
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import CommandError, UsageError, printable, replaced, say, table, tell
+from .console import CommandError, UsageError, printable, say, table, tell, written
 
 Event = dict[str, Any]
 Facts = dict[str, Any]
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _joined(path: str) -> Iterator[Keep]:
     """Give what writes events to a file, which is there once it is complete JSON."""
-    with replaced(path) as file:
+    with written(path) as file:
         before = iter(["[\n"])
         yield lambda text: file.write((next(before, ",\n") + text).encode())
         file.write(b"\n]\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -86,6 +88,20 @@ def test_a_trace_is_not_replaced_by_the_joined_one(trace: Path) -> None:
     assert done.returncode == 2
     assert "--output is one of the traces" in done.stderr
     assert trace.read_bytes() == before
+
+
+def test_what_is_no_file_stays_what_it_is_and_a_link_leads_to_the_joined_trace(trace) -> None:
+    fifo, link, linked = (trace.with_name(name) for name in ("fifo", "link", "linked"))
+    os.mkfifo(fifo)
+    link.symlink_to(linked)
+    with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        assert overlapiter("trace", trace, "--output", fifo).returncode == 0
+        text = reader.read()  # it has fewer bytes than a FIFO holds
+    assert stat.S_ISFIFO(fifo.lstat().st_mode)
+    assert overlapiter("trace", trace, "--output", link).returncode == 0
+    assert link.is_symlink()
+    assert linked.read_bytes() == text
+    assert len(json.loads(text)) == 22
 
 
 def test_what_a_plot_shows_can_be_had_as_json(trace: Path) -> None:
