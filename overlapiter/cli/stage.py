@@ -34,7 +34,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
-from .console import Names, Progress, UsageError, say, spoken_warnings, tell
+from .console import Names, Progress, UsageError, first_few, say, spoken_warnings, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, storage_options
@@ -269,7 +269,9 @@ def _tell_summary(
     if work.copied_bytes:
         speed += f", {size_words(work.copied_bytes / max(seconds, 1e-3))}/s"
     for fate, text in _FATES.items():
-        reasons = [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
+        reasons = first_few(
+            [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
+        )
         if fate == "missing" and n[fate] == len(files.paths):
             reasons[-1] += ": none is there; see whether --source and --labels fit"
         if n[fate]:

@@ -341,7 +341,9 @@ def _as_os_error(error: Exception, url: str) -> OSError:
     """Return the error to raise for a URL; the texts of the libraries name no credentials."""
     status = status_of(error)
     *_, first = causes(error)
-    cause = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
+    # The same for all files: what aiohttp writes besides the message holds the URL.
+    words = str(getattr(first, "message", "") or first).replace(url, "…")
+    cause = f"{type(first).__name__}: {words}" if words else type(first).__name__
     if status in (401, 403) or any(map(_is_denial, causes(error))):
         text = f"access is denied ({cause}); check the credentials and Staging.storage_options"
         return PermissionError(errno.EACCES, text, url)

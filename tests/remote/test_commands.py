@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -63,18 +65,47 @@ def test_a_store_that_denies_access_condemns_nothing(objects, options, tmp_path)
     assert len(staged_files(fast)) == len(objects.names)
 
 
-def test_what_a_server_does_not_give_is_not_called_missing(tmp_path) -> None:
-    class Refusing(BaseHTTPRequestHandler):  # it answers 501, which will not change
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
+class Refusing(BaseHTTPRequestHandler):
+    """Answers 501, which will not change."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Denying(Refusing):
+    """Denies every file."""
+
+    def do_HEAD(self) -> None:
+        self.send_error(403)
+
+    do_GET = do_HEAD
+
+
+@contextlib.contextmanager
+def serving(handler: type[Refusing]) -> Iterator[str]:
+    """Give the URL below which a server answers so."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
-        source = f"http://127.0.0.1:{server.server_port}/data"
-        done = overlapiter(
-            "stage", "-", "--to", tmp_path / "fast", "--source", source, stdin="a.jpg"
-        )
-        server.shutdown()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/data"
+        finally:
+            server.shutdown()
+
+
+def test_what_a_server_denies_is_told_in_a_line_for_all_files(tmp_path) -> None:
+    names = "\n".join(f"a {n}.jpg" for n in range(20))
+    with serving(Denying) as source:
+        words = ("--to", tmp_path / "fast", "--source", source)
+        done = overlapiter("stage", "-", *words, "--labels", "no", stdin=names)
+    assert done.returncode == 1
+    assert done.stdout.count("access is denied") == 1
+    assert "and 17 more (access is denied (ClientResponseError: Forbidden)" in done.stdout
+
+
+def test_what_a_server_does_not_give_is_not_called_missing(tmp_path) -> None:
+    with serving(Refusing) as source:
+        words = ("--to", tmp_path / "fast", "--source", source)
+        done = overlapiter("stage", "-", *words, stdin="a.jpg")
     assert done.returncode == 1
     assert f"unread 1 file {source}/a.jpg (cannot be read: the server answers 501" in done.stdout
     assert "missing" not in done.stdout
