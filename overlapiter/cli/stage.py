@@ -211,7 +211,7 @@ class _Work:
             for part, copied_bytes in done:
                 if copied_bytes is None:
                     for path in part:
-                        self._count("missing", path, self._crew.silence)
+                        self._count("unread", path, self._crew.silence)
                 advance(copied_bytes or 0, len(part))
 
     def _stage(self, part: Part[None]) -> int:
@@ -224,8 +224,10 @@ class _Work:
             outcome, extent, *_ = answers[key]
             if outcome is Outcome.SOURCE_FAILED:
                 reason = self._crew.reasons.pop(path, "it is being written")
-                fate = "unread" if path in self._crew.unread else "missing"
-                self._count(fate if reason else "empty", path, reason)
+                if path in self._crew.unread:
+                    self._count("unread", path, reason or "the store does not tell its size")
+                else:
+                    self._count("missing" if reason else "empty", path, reason)
             else:
                 self._count(_FATE_OF[outcome], path)
             if outcome is Outcome.COPIED and extent is not None:

@@ -242,6 +242,11 @@ class RemoteFile(io.RawIOBase):
         self._size_bytes = found.size_bytes
         return found
 
+    @property
+    def tells_size(self) -> bool:
+        """Whether the store has told the size, once :meth:`stat` was called."""
+        return self._info.get("size") is not None
+
     def read(self, size_bytes: int = -1) -> bytes:
         """Return up to ``size_bytes`` more; none at the end."""
         if size_bytes < 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -81,6 +82,21 @@ class Denying(Refusing):
     do_GET = do_HEAD
 
 
+class Chunked(Refusing):
+    """Gives files without saying how long they are."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        self.do_HEAD()
+        self.wfile.write(b"5\r\nhello\r\n0\r\n\r\n")
+
+
 @contextlib.contextmanager
 def serving(handler: type[Refusing]) -> Iterator[str]:
     """Give the URL below which a server answers so."""
@@ -100,6 +116,23 @@ def test_what_a_server_denies_is_told_in_a_line_for_all_files(tmp_path) -> None:
     assert done.returncode == 1
     assert done.stdout.count("access is denied") == 1
     assert "and 17 more (access is denied (ClientResponseError: Forbidden)" in done.stdout
+
+
+def test_files_whose_size_is_not_told_are_not_called_empty(tmp_path) -> None:
+    with serving(Chunked) as source:
+        words = ("--to", tmp_path / "fast", "--source", source)
+        done = overlapiter("stage", "-", *words, stdin="a.jpg")
+    assert done.returncode == 1
+    assert done.stdout == f"unread 1 file {source}/a.jpg (the store does not tell its size)\n"
+
+
+def test_a_server_without_an_answer_is_not_said_to_have_nothing(tmp_path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = f"http://127.0.0.1:{silent.getsockname()[1]}/data"
+        words = ("--to", tmp_path / "fast", "--source", source, "--timeout", 2)
+        done = overlapiter("stage", "-", *words, stdin="a.jpg")
+    assert done.returncode == 1
+    assert done.stdout == f"unread 1 file {source}/a.jpg (no answer for 2 s)\n"
 
 
 def test_what_a_server_does_not_give_is_not_called_missing(tmp_path) -> None:
