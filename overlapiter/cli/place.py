@@ -33,9 +33,10 @@ def existing_directory(name: str) -> str:
     """Return the absolute path of a directory that exists; say what an earlier version left there.
 
     Raises:
+        UsageError: The name is empty.
         CommandError: There is none, or it is another user's.
     """
-    directory = directory_path(name)
+    directory = _named("DIR", name)
     try:
         is_own = os.stat(directory).st_uid == os.geteuid() or not os.geteuid()
         old = [os.path.basename(path) for path in old_store(directory)]
@@ -59,15 +60,21 @@ def new_directory(option: str, name: str) -> str:
     """Return the absolute path of a directory that is there, or can be made.
 
     Raises:
-        UsageError: It is something else, or its parent is missing.
+        UsageError: The name is empty, or that of something else, or its parent is missing.
     """
-    directory = directory_path(name)
+    directory = _named(option, name)
     if not os.path.isdir(directory) and os.path.lexists(directory):
         raise UsageError(f"{option}: {directory} is no directory; name another one")
     parent = os.path.dirname(directory)
     if not os.path.isdir(parent):
         raise UsageError(f"{option}: {parent}, its parent, does not exist; make it first")
     return directory
+
+
+def _named(option: str, name: str) -> str:
+    if not name:  # of a variable that is not set: never the working directory
+        raise UsageError(f"{option}: the name is empty; name a directory")
+    return directory_path(name)
 
 
 @contextlib.contextmanager
