@@ -59,6 +59,23 @@ def test_a_pattern_without_a_file_is_an_error_for_scripts(fast) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
 
 
+def test_thousands_of_sources_are_listed(fast) -> None:
+    with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
+        roots = [(os.fsencode(f"/old/{n}"),) for n in range(3000)]
+        connection.executemany("INSERT INTO source (root, place) VALUES (?, '')", roots)
+        connection.commit()
+    done = overlapiter("ls", fast, "c0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 10
+
+
+def test_a_pattern_that_is_too_long_is_no_damage(fast) -> None:
+    done = overlapiter("ls", fast, 60_000 * "x")
+    assert done.returncode == 1
+    assert "pattern too complex" in done.stderr
+    assert "damaged" not in done.stderr
+
+
 def test_json_is_an_object_a_line(source, fast) -> None:
     done = overlapiter("ls", fast, "c0/3.bin", "--json")
     (facts,) = map(json.loads, done.stdout.splitlines())
