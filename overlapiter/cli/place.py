@@ -99,7 +99,9 @@ def opened(name: str) -> Iterator[Inventory]:
 
 
 def chosen(inventory: Inventory, source: str | None) -> list[Source]:
-    """Return the source roots of which files are or were staged, or those that ``source`` names.
+    """Return the source roots of which files are staged, of all or of those that ``source`` names.
+
+    Where nothing is staged of them any more, they are those of which files were.
 
     Raises:
         CommandError: There is none.
@@ -115,7 +117,8 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
             f"nothing in {inventory.directory} comes from {source or 'any source'}, only from "
             f"{known}"
         )
-    return matching
+    held = {number for (number,) in inventory.select("SELECT DISTINCT source FROM staged")}
+    return [each for each in matching if each.number in held] or matching
 
 
 def only_one(sources: list[Source]) -> Source:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -142,6 +143,36 @@ def test_what_a_server_does_not_give_is_not_called_missing(tmp_path) -> None:
     assert done.returncode == 1
     assert f"unread 1 file {source}/a.jpg (cannot be read: the server answers 501" in done.stdout
     assert "missing" not in done.stdout
+
+
+def stage_archive(fast: Path, archive: Path, names: list[str]) -> tuple[object, ...]:
+    """Stage the members of a new archive; return the arguments that say which one it is."""
+    with zipfile.ZipFile(archive, "w") as members:
+        for name in names:
+            members.writestr(name, f"{name} of {archive.name}")
+    options = archive.with_suffix(".json")
+    options.write_text(json.dumps({"fo": str(archive)}))
+    words = ("--source", "zip://", "--storage-options", options)
+    done = overlapiter("stage", "-", "--to", fast, *words, stdin="\n".join(names))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return words
+
+
+def test_a_source_of_which_nothing_is_staged_any_more_is_left_out(tmp_path) -> None:
+    fast, source = tmp_path / "fast", tmp_path / "source"
+    source.mkdir()
+    (source / "x").write_text("x")
+    stage_archive(fast, tmp_path / "a.zip", ["a.jpg"])
+    overlapiter("stage", "-", "--to", fast, "--source", source, stdin="x")
+    assert overlapiter("evict", fast, "--source", "zip://", "--all").returncode == 0
+    done = overlapiter("check", fast)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "nothing else is wrong" in done.stdout
+    assert overlapiter("export", fast, tmp_path / "out").returncode == 0
+    assert (tmp_path / "out" / "x").read_text() == "x"
+    done = overlapiter("evict", fast, "-", stdin="x")
+    assert done.stdout.startswith("removed 1 file"), done.stderr
+    assert overlapiter("check", fast, "--source", source).returncode == 0
 
 
 def test_a_store_is_measured_with_a_list(objects, options, tmp_path) -> None:
