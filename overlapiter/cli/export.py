@@ -27,7 +27,8 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, error_words, replaced, tell
-from .place import add_directory, chosen, new_directory, only_one, opened
+from .origins import add_storage_options
+from .place import add_directory, named, new_directory, only_one, opened
 
 #: Some file systems round mtimes down, FAT to these nanoseconds.
 _COARSEST_NS = 2 * 10**9
@@ -38,6 +39,7 @@ _NO_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "copy")
+    add_storage_options(parser)
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help=pattern)
@@ -49,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     n_copied = n_found = size_bytes = 0
     failed: dict[str, Names] = defaultdict(Names)
     with opened(arguments.directory) as inventory:
-        source = only_one(chosen(inventory, arguments.source))
+        source = only_one(named(inventory, arguments))
         files = inventory.files([source], pattern=arguments.pattern)
         try:
             with contextlib.suppress(FileExistsError):

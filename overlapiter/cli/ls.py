@@ -23,12 +23,14 @@ from overlapiter.store.inventory import StagedFile
 from overlapiter.words import duration_words
 
 from .console import printable
-from .place import add_directory, chosen, opened
+from .origins import add_storage_options
+from .place import add_directory, named, opened
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "list")
+    add_storage_options(parser)
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only these")
 
 
@@ -37,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     write, is_terminal = sys.stdout.buffer.write, sys.stdout.isatty()
     now_seconds = time.time()
     with opened(arguments.directory) as inventory:
-        sources = chosen(inventory, arguments.source)
+        sources = named(inventory, arguments)
         files = inventory.files(sources, pattern=arguments.pattern)
         for file in files:
             line = _facts(file) if arguments.json else _line(file, now_seconds)

@@ -18,6 +18,7 @@ from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
+from .origins import storage_options
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -98,10 +99,27 @@ def opened(name: str) -> Iterator[Inventory]:
         yield inventory
 
 
-def chosen(inventory: Inventory, source: str | None) -> list[Source]:
-    """Return the source roots of which files are staged, of all or of those that ``source`` names.
+def named(inventory: Inventory, arguments: argparse.Namespace) -> list[Source]:
+    """Return what :func:`chosen` does, for a command that reads no source.
+
+    Raises:
+        UsageError: There are options, and no source that they are of.
+        CommandError: There is none.
+    """
+    if arguments.storage_options is not None and arguments.source is None:
+        raise UsageError("--storage-options: name the --source that they are of, too")
+    return chosen(inventory, arguments.source, storage_options(arguments))
+
+
+def chosen(inventory: Inventory, source: str | None, options: Mapping[str, object]) -> list[Source]:
+    """Return the source roots of which files are staged.
 
     Where nothing is staged of them any more, they are those of which files were.
+
+    Args:
+        inventory: What is staged.
+        source: The only one, if it is named.
+        options: Of a URL that is named, to tell the stores apart in which it may lie.
 
     Raises:
         CommandError: There is none.
@@ -111,11 +129,15 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
     if wanted is not None and wanted not in {each.root for each in found} and not is_url(wanted):
         wanted = os.path.realpath(wanted)
     matching = [each for each in found if wanted in (None, each.root)]
+    if wanted is not None and is_url(wanted) and options:
+        from overlapiter.origins.remote import place_of  # and with it fsspec, for URLs alone
+
+        matching = [each for each in matching if each.place == place_of(options)]
     if not matching:
-        known = ", ".join(printable(each.root) for each in found) or "nowhere"
+        what = f"{source or 'any source'}{' with these options' if options else ''}"
+        known = ", ".join(source_words(each.root, each.place) for each in found) or "nowhere"
         raise (UsageError if source else CommandError)(
-            f"nothing in {inventory.directory} comes from {source or 'any source'}, only from "
-            f"{known}"
+            f"nothing in {inventory.directory} comes from {what}, only from {known}"
         )
     held = {number for (number,) in inventory.select("SELECT DISTINCT source FROM staged")}
     return [each for each in matching if each.number in held] or matching
@@ -124,9 +146,16 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
 def only_one(sources: list[Source]) -> Source:
     """Return the only source root; raise CommandError if there are more."""
     if len(sources) > 1:
-        known = ", ".join(printable(source.root) for source in sources)
-        raise UsageError(f"add --source to say which one is meant: {known}")
+        known = ", ".join(source_words(source.root, source.place) for source in sources)
+        is_one_name = len({source.root for source in sources}) == 1
+        add = "--storage-options" if is_one_name else "--source"
+        raise UsageError(f"add {add} to say which one is meant: {known}")
     return sources[0]
+
+
+def source_words(root: str, place: str) -> str:
+    """Write a source root, with what tells it from others of its name."""
+    return printable(f"{root} {place}" if place else root)
 
 
 def run_of(command: str, staging: Mapping[str, object]) -> Run:

@@ -165,11 +165,11 @@ class Inventory:
     def holdings(self) -> list[Facts]:
         """Return how much is staged of each source root, those without any file left out."""
         statement = (
-            "SELECT root, COUNT(*), SUM(size) FROM staged JOIN source ON source.id=staged.source "
-            "GROUP BY staged.source ORDER BY root"
+            "SELECT root, place, COUNT(*), SUM(size) FROM staged "
+            "JOIN source ON source.id=staged.source GROUP BY staged.source ORDER BY root, place"
         )
-        names = ("source", "n_files", "size_bytes")
-        rows = [(os.fsdecode(root), *counts) for root, *counts in self.select(statement)]
+        names = ("source", "place", "n_files", "size_bytes")
+        rows = [(os.fsdecode(root), *others) for root, *others in self.select(statement)]
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def files(

@@ -175,6 +175,35 @@ def test_a_source_of_which_nothing_is_staged_any_more_is_left_out(tmp_path) -> N
     assert overlapiter("check", fast, "--source", source).returncode == 0
 
 
+def test_of_two_archives_under_one_url_the_options_choose(tmp_path) -> None:
+    fast, names = tmp_path / "fast", ["0.jpg", "1.jpg"]
+    a, b = (stage_archive(fast, tmp_path / f"{which}.zip", names) for which in "ab")
+    held = json.loads(overlapiter("status", fast, "--json").stdout)["holdings"]
+    assert [each["place"] for each in held] == [f"[('fo', '{tmp_path}/{n}.zip')]" for n in "ab"]
+    assert f"zip:// [('fo', '{tmp_path}/a.zip')] 2" in overlapiter("status", fast).stdout
+    for words, missing in ((a[:2], "add --storage-options"), (a[2:], "name the --source")):
+        done = overlapiter("export", fast, tmp_path / "out", *words)
+        assert (done.returncode, missing in done.stderr) == (2, True)
+
+    for which, words in (("a", a), ("b", b)):
+        assert overlapiter("export", fast, tmp_path / which, *words).returncode == 0
+        assert (tmp_path / which / "0.jpg").read_text() == f"0.jpg of {which}.zip"
+        assert len(overlapiter("ls", fast, *words).stdout.splitlines()) == 2
+        done = overlapiter("check", fast, *words, "--checksum")
+        assert (done.returncode, "good 2 files" in done.stdout) == (0, True), done.stderr
+    done = overlapiter("evict", fast, *b, "-", stdin="0.jpg")
+    assert done.stdout.startswith("removed 1 file"), done.stderr
+    assert overlapiter("evict", fast, *b, "--all").stdout.startswith("removed 1 file")
+    assert len(overlapiter("ls", fast, *a).stdout.splitlines()) == 2
+    (tmp_path / "b.json").write_text(json.dumps({"fo": "c.zip"}))
+    done = overlapiter("ls", fast, *b)
+    assert done.returncode == 2
+    assert (
+        f"comes from zip:// with these options, only from zip:// [('fo', '{tmp_path}/a"
+        in done.stderr
+    )
+
+
 def test_a_store_is_measured_with_a_list(objects, options, tmp_path) -> None:
     words = ("doctor", "--source", objects.root, "--storage-options", options, "--seconds", 2)
     done = overlapiter(*words)
