@@ -23,7 +23,8 @@ import time
 
 from overlapiter.errors import OptionError
 from overlapiter.options import parse_size
-from overlapiter.store.extents import key_of
+from overlapiter.sources import source_root
+from overlapiter.store.extents import keys_of
 from overlapiter.store.generation import old_store
 from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
@@ -113,10 +114,13 @@ def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Na
     if arguments.list is None:
         order = "path" if arguments.to_free is None else "age"
         pattern = "*" if arguments.matching is None else arguments.matching
+        pattern = place.relative_pattern(pattern, arguments.source)
         return inventory.files(sources, pattern=pattern, order=order)
     source = place.only_one(sources)
-    paths = read_list(arguments.list, source.root, is_null=arguments.null).paths
-    return inventory.files([source], keys=[key_of(path, source.seed) for path in paths])
+    given = source.root if arguments.source is None else source_root(arguments.source)
+    paths = read_list(arguments.list, given, is_null=arguments.null).paths
+    key_of = keys_of(given, source.place, source.root)
+    return inventory.files([source], keys=[*map(key_of, paths)])
 
 
 def _victims(files: Listing, to_free: str | None, block_bytes: int) -> tuple[list[int], int, Names]:

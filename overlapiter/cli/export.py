@@ -28,7 +28,7 @@ from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, error_words, replaced, tell
 from .origins import add_storage_options
-from .place import add_directory, named, new_directory, only_one, opened
+from .place import add_directory, named, new_directory, only_one, opened, relative_pattern
 
 #: Some file systems round mtimes down, FAT to these nanoseconds.
 _COARSEST_NS = 2 * 10**9
@@ -52,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     failed: dict[str, Names] = defaultdict(Names)
     with opened(arguments.directory) as inventory:
         source = only_one(named(inventory, arguments))
-        files = inventory.files([source], pattern=arguments.pattern)
+        pattern = relative_pattern(arguments.pattern, arguments.source)
+        files = inventory.files([source], pattern=pattern)
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(to)

@@ -24,7 +24,7 @@ from overlapiter.words import duration_words
 
 from .console import printable
 from .origins import add_storage_options
-from .place import add_directory, named, opened
+from .place import add_directory, named, opened, relative_pattern
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     now_seconds = time.time()
     with opened(arguments.directory) as inventory:
         sources = named(inventory, arguments)
-        files = inventory.files(sources, pattern=arguments.pattern)
+        pattern = relative_pattern(arguments.pattern, arguments.source)
+        files = inventory.files(sources, pattern=pattern)
         for file in files:
             line = _facts(file) if arguments.json else _line(file, now_seconds)
             write(os.fsencode(printable(line) if is_terminal else line) + b"\n")

@@ -143,6 +143,17 @@ def chosen(inventory: Inventory, source: str | None, options: Mapping[str, objec
     return [each for each in matching if each.number in held] or matching
 
 
+def relative_pattern(pattern: str, source: str | None) -> str:
+    """Return a pattern without the source root that it begins with, as that is given.
+
+    It may be given by a symbolic link, under which the inventory does not know it.
+    """
+    if source is None:
+        return pattern
+    root = os.path.join(source_root(source), "")
+    return "*" if os.path.join(pattern, "") == root else pattern.removeprefix(root)
+
+
 def only_one(sources: list[Source]) -> Source:
     """Return the only source root; raise CommandError if there are more."""
     if len(sources) > 1:

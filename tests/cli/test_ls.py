@@ -54,6 +54,16 @@ def test_a_pattern_chooses_files(source, fast, pattern, n_files) -> None:
     assert len(done.stdout.splitlines()) == n_files
 
 
+@pytest.mark.parametrize(
+    ("pattern", "n_files"), [("{link}/c0/*", 10), ("{link}", 31), ("{source}/c0", 10), ("c0", 10)]
+)
+def test_a_pattern_begins_with_the_source_as_it_is_given(source, fast, pattern, n_files) -> None:
+    link = source.with_name("link")
+    link.symlink_to(source)
+    done = overlapiter("ls", fast, "--source", link, pattern.format(link=link, source=source))
+    assert len(done.stdout.splitlines()) == n_files
+
+
 def test_a_pattern_without_a_file_is_an_error_for_scripts(fast) -> None:
     done = overlapiter("ls", fast, "c")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
