@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlapiter.order import Indices
-from overlapiter.peers.holders import NOWHERE, Placement
+from overlapiter.peers.holders import NOWHERE, Nodes, Placement
 
 Sizes = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ def greedy_placement(
 
 def pooled_tiers(
     placement: Placement, epoch: int, sizes: Sizes | Array, rooms: Array
-) -> tuple[NDArray[np.int16], NDArray[np.int8]]:
+) -> tuple[Nodes, NDArray[np.int8]]:
     """Return which nodes hold each example in an epoch, and in which tier.
 
     A node has room for what it is the first to read, in the order in which it does; then for
@@ -74,4 +74,5 @@ def pooled_tiers(
     tiers = np.full(len(nodes), NOWHERE, np.int8)
     tiers[held] = np.where(found == rooms.shape[1], NOWHERE, found)
     tiers = tiers.reshape(holders.T.shape).T
-    return np.where(tiers == NOWHERE, np.int16(NOWHERE), holders), tiers
+    holders[tiers == NOWHERE] = NOWHERE
+    return holders, tiers

@@ -116,14 +116,13 @@ def forecast(job: Job) -> Forecast:
         sums = np.bincount(reads.sources.ravel() + 1, reads.sizes.ravel(), 5) * 1e6
         store, ram, disk, *peers = map(float, sums)
         epochs.append(EpochForecast(clock.now - began, store, sum(peers), ram, disk))
-    first, second, later = epochs[0], epochs[:2][-1], epochs[-1]
-    counted = [first, second, *[later] * (job.n_epochs - 2)][: job.n_epochs]
+    told = epochs[0], epochs[:2][-1], epochs[-1]
+    numbers = 1, min(1, job.n_epochs - 1), max(0, job.n_epochs - 2)
+    counted = [*zip(told, numbers, strict=True)]
     return Forecast(
-        first,
-        second,
-        later,
-        math.fsum(epoch.seconds for epoch in counted),
-        math.fsum(epoch.store_bytes for epoch in counted),
+        *told,
+        math.fsum(n * epoch.seconds for epoch, n in counted),
+        math.fsum(n * epoch.store_bytes for epoch, n in counted),
     )
 
 

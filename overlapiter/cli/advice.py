@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlapiter.options import MAX_READS_IN_FLIGHT
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import Names
+from .console import Names, first_few
 from .probe import DiskSpeed, FileSystem, Node
 from .sourcespeed import Level
 
@@ -137,10 +138,13 @@ def warnings(
 
 
 def notes_on_unread(unread: Mapping[str, str]) -> list[str]:
-    """Return a note for each reason for which files, by their paths, could not be read."""
-    notes = []
-    for reason in dict.fromkeys(unread.values()):
-        paths = [path for path, why in unread.items() if why == reason]
-        number = count_words(len(paths), "file")
-        notes.append(f"{number} could not be read ({reason}): {Names(paths)}")
-    return notes
+    """Return why files, by their paths, could not be read: a note for each of the first reasons."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path, reason in unread.items():
+        found[reason].append(path)
+    return first_few(
+        [
+            f"{count_words(len(paths), 'file')} could not be read ({reason}): {Names(paths)}"
+            for reason, paths in found.items()
+        ]
+    )

@@ -118,7 +118,7 @@ class _Report:
 
 
 def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:
-    sources = chosen(inventory, arguments.source)
+    sources = chosen(inventory, arguments.source, storage_options(arguments))
     before = inventory.accounts()
     with contextlib.ExitStack() as stack:
         store = None

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Literal
 
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
-from overlapiter.words import size_words
+from overlapiter.words import count_words, size_words
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -27,6 +27,7 @@ _LONGEST_SECONDS = 1e9
 #: For terminals that do not say how large they are.
 _SHAPE = {"ncols": 80, "nrows": 24}
 _SHOWN_NAMES = 3
+_SHOWN_REASONS = 5
 #: A table is never cut off.
 _WIDEST = 10_000
 _OWNER = "run the command as the user whose directory it is"
@@ -111,6 +112,20 @@ def replaced(path: str) -> Iterator[IO[bytes]]:
         file.flush()
         os.replace(new, path)
         failed.pop_all()
+
+
+def written(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Give what writes to a name of the user's, for the length of a ``with`` block.
+
+    A file is replaced, as by :func:`replaced`, where a link leads to it; a device or a FIFO is
+    written to.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        return open(path, "wb")
+    return replaced(os.path.realpath(path))
 
 
 @contextlib.contextmanager
@@ -227,6 +242,13 @@ class Names:
     def __str__(self) -> str:
         more = self._n - len(self._first)
         return ", ".join(self._first) + (f" and {more:,} more" if more else "")
+
+
+def first_few(reasons: Sequence[str]) -> list[str]:
+    """Return the first few reasons, and how many more there are."""
+    n_left = len(reasons) - _SHOWN_REASONS
+    more = [f"and {count_words(n_left, 'more reason')}"] if n_left > 0 else []
+    return [*reasons[:_SHOWN_REASONS], *more]
 
 
 def printable(name: str) -> str:

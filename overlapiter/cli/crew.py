@@ -72,7 +72,8 @@ class Crew(Generic[ItemT, ResultT]):
     Attributes:
         silence: What is said of a file without an answer.
         reasons: Why files could not be read; an empty text for those that are empty.
-        unread: The files of which the store, or its disk, is to blame.
+        unread: The files of which the store, or its disk, is to blame; with an empty text as the
+            reason where it does not tell the size.
     """
 
     def __init__(
@@ -227,6 +228,8 @@ class _WatchedFile:
         found = self._crew.ask(self._path, self._file.stat)
         if not found.size_bytes:
             self._crew.reasons[self._path] = ""
+            if not getattr(self._file, "tells_size", True):  # a remote file has this
+                self._crew.unread.add(self._path)
         return found
 
     def read(self, size_bytes: int) -> bytes:

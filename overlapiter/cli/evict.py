@@ -23,7 +23,8 @@ import time
 
 from overlapiter.errors import OptionError
 from overlapiter.options import parse_size
-from overlapiter.store.extents import key_of
+from overlapiter.sources import source_root
+from overlapiter.store.extents import keys_of
 from overlapiter.store.generation import old_store
 from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
@@ -33,6 +34,7 @@ from . import place
 from .console import Names, Progress, UsageError, is_confirmed, say, tell
 from .crew import parts_of
 from .filelist import add_list, read_list
+from .origins import add_storage_options
 
 _AGE = re.compile(r"([0-9]*\.?[0-9]+)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -42,6 +44,7 @@ _AT_ONCE = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     place.add_directory(parser, "remove")
+    add_storage_options(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="remove all staged files")
     older = "remove what was staged so long ago: 30min, 12h, 7d, 2w"
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.old:
         return _remove_old(place.existing_directory(arguments.directory), arguments)
     with place.opened(arguments.directory) as inventory:
-        sources = place.chosen(inventory, arguments.source)
+        sources = place.named(inventory, arguments)
         files = _listing(inventory, sources, arguments)
         keys, size_bytes, names = _victims(files, arguments.to_free, inventory.block_bytes)
         if not keys:
@@ -111,10 +114,13 @@ def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Na
     if arguments.list is None:
         order = "path" if arguments.to_free is None else "age"
         pattern = "*" if arguments.matching is None else arguments.matching
+        pattern = place.relative_pattern(pattern, arguments.source)
         return inventory.files(sources, pattern=pattern, order=order)
     source = place.only_one(sources)
-    paths = read_list(arguments.list, source.root, is_null=arguments.null).paths
-    return inventory.files([source], keys=[key_of(path, source.seed) for path in paths])
+    given = source.root if arguments.source is None else source_root(arguments.source)
+    paths = read_list(arguments.list, given, is_null=arguments.null).paths
+    key_of = keys_of(given, source.place, source.root)
+    return inventory.files([source], keys=[*map(key_of, paths)])
 
 
 def _victims(files: Listing, to_free: str | None, block_bytes: int) -> tuple[list[int], int, Names]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -26,12 +27,19 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, error_words, replaced, tell
-from .place import add_directory, chosen, new_directory, only_one, opened
+from .origins import add_storage_options
+from .place import add_directory, named, new_directory, only_one, opened, relative_pattern
+
+#: Some file systems round mtimes down, FAT to these nanoseconds.
+_COARSEST_NS = 2 * 10**9
+#: The errors of names that a disk cannot have, though others can.
+_NO_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "copy")
+    add_storage_options(parser)
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help=pattern)
@@ -43,8 +51,9 @@ def run(arguments: argparse.Namespace) -> int:
     n_copied = n_found = size_bytes = 0
     failed: dict[str, Names] = defaultdict(Names)
     with opened(arguments.directory) as inventory:
-        source = only_one(chosen(inventory, arguments.source))
-        files = inventory.files([source], pattern=arguments.pattern)
+        source = only_one(named(inventory, arguments))
+        pattern = relative_pattern(arguments.pattern, arguments.source)
+        files = inventory.files([source], pattern=pattern)
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(to)
@@ -60,6 +69,10 @@ def run(arguments: argparse.Namespace) -> int:
                         failed["damaged, or evicted meanwhile"].add(file.name)
                     except _RefusedError as error:
                         failed[str(error)].add(file.name)
+                    except OSError as error:
+                        if error.errno not in _NO_NAMES:
+                            raise
+                        failed[f"{error.strerror}"].add(file.name)
                     shown.advance(file.extent.size)
         except OSError as error:
             raise CommandError(f"{to}: {error_words(error)}") from error
@@ -99,7 +112,7 @@ def _copy(file: StagedFile, to: str, reader: ExtentReader, folders: set[str]) ->
     is_dated = not is_url(file.source.root)  # else its mtime is a number for a version
     with contextlib.suppress(FileNotFoundError):
         found = os.lstat(path)
-        is_same = found.st_mtime_ns == file.extent.mtime or not is_dated
+        is_same = not is_dated or 0 <= file.extent.mtime - found.st_mtime_ns < _COARSEST_NS
         if is_same and stat.S_ISREG(found.st_mode) and found.st_size == file.extent.size:
             return False
         raise _RefusedError("something else is there, and is left alone")

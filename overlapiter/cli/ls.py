@@ -23,12 +23,14 @@ from overlapiter.store.inventory import StagedFile
 from overlapiter.words import duration_words
 
 from .console import printable
-from .place import add_directory, chosen, opened
+from .origins import add_storage_options
+from .place import add_directory, named, opened, relative_pattern
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "list")
+    add_storage_options(parser)
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only these")
 
 
@@ -37,8 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     write, is_terminal = sys.stdout.buffer.write, sys.stdout.isatty()
     now_seconds = time.time()
     with opened(arguments.directory) as inventory:
-        sources = chosen(inventory, arguments.source)
-        files = inventory.files(sources, pattern=arguments.pattern)
+        sources = named(inventory, arguments)
+        pattern = relative_pattern(arguments.pattern, arguments.source)
+        files = inventory.files(sources, pattern=pattern)
         for file in files:
             line = _facts(file) if arguments.json else _line(file, now_seconds)
             write(os.fsencode(printable(line) if is_terminal else line) + b"\n")

@@ -6,15 +6,13 @@ import argparse
 import json
 from pathlib import Path
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT
+from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
 from overlapiter.origins.origin import Origin
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 
 from .console import UsageError, at_least, seconds
 
-#: How long a remote store that fails is tried again.
-_RETRY_SECONDS = 30.0
 TIMEOUT_SECONDS = 60.0
 
 
@@ -75,7 +73,7 @@ def origin_of(
         UsageError: The options are for another store than the one at this place.
         OptionError: It is a URL that cannot be read here.
     """
-    plan = StagingPlan((), source, "never", 1, n_reads, options, _RETRY_SECONDS)
+    plan = StagingPlan((), source, "never", 1, n_reads, options, Staging.retry_seconds)
     if is_url(source):
         from overlapiter.origins.remote import check_remote  # and with it fsspec, for URLs alone
 

@@ -18,6 +18,7 @@ from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
+from .origins import storage_options
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -33,9 +34,10 @@ def existing_directory(name: str) -> str:
     """Return the absolute path of a directory that exists; say what an earlier version left there.
 
     Raises:
+        UsageError: The name is empty.
         CommandError: There is none, or it is another user's.
     """
-    directory = directory_path(name)
+    directory = _named("DIR", name)
     try:
         is_own = os.stat(directory).st_uid == os.geteuid() or not os.geteuid()
         old = [os.path.basename(path) for path in old_store(directory)]
@@ -59,15 +61,21 @@ def new_directory(option: str, name: str) -> str:
     """Return the absolute path of a directory that is there, or can be made.
 
     Raises:
-        UsageError: It is something else, or its parent is missing.
+        UsageError: The name is empty, or that of something else, or its parent is missing.
     """
-    directory = directory_path(name)
+    directory = _named(option, name)
     if not os.path.isdir(directory) and os.path.lexists(directory):
         raise UsageError(f"{option}: {directory} is no directory; name another one")
     parent = os.path.dirname(directory)
     if not os.path.isdir(parent):
         raise UsageError(f"{option}: {parent}, its parent, does not exist; make it first")
     return directory
+
+
+def _named(option: str, name: str) -> str:
+    if not name:  # of a variable that is not set: never the working directory
+        raise UsageError(f"{option}: the name is empty; name a directory")
+    return directory_path(name)
 
 
 @contextlib.contextmanager
@@ -91,8 +99,27 @@ def opened(name: str) -> Iterator[Inventory]:
         yield inventory
 
 
-def chosen(inventory: Inventory, source: str | None) -> list[Source]:
-    """Return the source roots of which files are or were staged, or those that ``source`` names.
+def named(inventory: Inventory, arguments: argparse.Namespace) -> list[Source]:
+    """Return what :func:`chosen` does, for a command that reads no source.
+
+    Raises:
+        UsageError: There are options, and no source that they are of.
+        CommandError: There is none.
+    """
+    if arguments.storage_options is not None and arguments.source is None:
+        raise UsageError("--storage-options: name the --source that they are of, too")
+    return chosen(inventory, arguments.source, storage_options(arguments))
+
+
+def chosen(inventory: Inventory, source: str | None, options: Mapping[str, object]) -> list[Source]:
+    """Return the source roots of which files are staged.
+
+    Where nothing is staged of them any more, they are those of which files were.
+
+    Args:
+        inventory: What is staged.
+        source: The only one, if it is named.
+        options: Of a URL that is named, to tell the stores apart in which it may lie.
 
     Raises:
         CommandError: There is none.
@@ -102,21 +129,44 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
     if wanted is not None and wanted not in {each.root for each in found} and not is_url(wanted):
         wanted = os.path.realpath(wanted)
     matching = [each for each in found if wanted in (None, each.root)]
+    if wanted is not None and is_url(wanted) and options:
+        from overlapiter.origins.remote import place_of  # and with it fsspec, for URLs alone
+
+        matching = [each for each in matching if each.place == place_of(options)]
     if not matching:
-        known = ", ".join(printable(each.root) for each in found) or "nowhere"
+        what = f"{source or 'any source'}{' with these options' if options else ''}"
+        known = ", ".join(source_words(each.root, each.place) for each in found) or "nowhere"
         raise (UsageError if source else CommandError)(
-            f"nothing in {inventory.directory} comes from {source or 'any source'}, only from "
-            f"{known}"
+            f"nothing in {inventory.directory} comes from {what}, only from {known}"
         )
-    return matching
+    held = {number for (number,) in inventory.select("SELECT DISTINCT source FROM staged")}
+    return [each for each in matching if each.number in held] or matching
+
+
+def relative_pattern(pattern: str, source: str | None) -> str:
+    """Return a pattern without the source root that it begins with, as that is given.
+
+    It may be given by a symbolic link, under which the inventory does not know it.
+    """
+    if source is None:
+        return pattern
+    root = os.path.join(source_root(source), "")
+    return "*" if os.path.join(pattern, "") == root else pattern.removeprefix(root)
 
 
 def only_one(sources: list[Source]) -> Source:
     """Return the only source root; raise CommandError if there are more."""
     if len(sources) > 1:
-        known = ", ".join(printable(source.root) for source in sources)
-        raise UsageError(f"add --source to say which one is meant: {known}")
+        known = ", ".join(source_words(source.root, source.place) for source in sources)
+        is_one_name = len({source.root for source in sources}) == 1
+        add = "--storage-options" if is_one_name else "--source"
+        raise UsageError(f"add {add} to say which one is meant: {known}")
     return sources[0]
+
+
+def source_words(root: str, place: str) -> str:
+    """Write a source root, with what tells it from others of its name."""
+    return printable(f"{root} {place}" if place else root)
 
 
 def run_of(command: str, staging: Mapping[str, object]) -> Run:

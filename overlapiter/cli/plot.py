@@ -69,7 +69,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
 
     Returns:
         For each step: ``seconds`` since the first mini-batch was asked for, the share of the time
-        that the trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
+        that a trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
         it gave, and mini-batches ``ready``; the last two as they were known last.
     """
     waits = [event for event in events if event["name"] == _WAIT and event["ph"] == "X"]
@@ -82,7 +82,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
     edges = np.linspace(begin, max(end, begin + n_steps), n_steps + 1)
     columns = {
         "seconds": (edges[:-1] + edges[1:] - 2 * begin) / 2e6,
-        "waited": _shares(waits, edges),
+        "waited": _shares(waits, edges) / len({event["pid"] for event in waits}),  # of all ranks
         "reads": _shares(reads, edges),
         "mb_per_second": _levels(events, _SPEED, edges),
         "ready": _levels(events, _READY, edges),

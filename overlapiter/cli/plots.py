@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 from .console import CommandError
@@ -33,7 +34,9 @@ def _save(figure: Any, path: str) -> None:
         axes.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels()
     try:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+        # Else a name without an ending would get another one.
+        kind = os.path.splitext(path)[1][1:] or "png"
+        figure.savefig(path, format=kind, dpi=150, bbox_inches="tight")
     except (OSError, ValueError) as error:  # a kind of file that matplotlib does not write
         raise CommandError(f"{path} cannot be drawn: {error}") from error
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from overlapiter.stats import GAUGES, Stats
 
-from .console import CommandError, replaced
+from .console import CommandError, written
 
 _Labelled = tuple[Mapping[str, object], Stats]
 
@@ -24,7 +24,7 @@ def write_metrics(path: str, jobs: Iterable[_Labelled]) -> None:
         CommandError: It cannot be written.
     """
     try:
-        with replaced(path) as file:
+        with written(path) as file:
             file.write(metrics_text([*jobs]).encode())
     except OSError as error:
         raise CommandError(f"{error}; name a file in a directory that you may write") from error

@@ -34,7 +34,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
-from .console import Names, Progress, UsageError, say, spoken_warnings, tell
+from .console import Names, Progress, UsageError, first_few, say, spoken_warnings, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, storage_options
@@ -211,7 +211,7 @@ class _Work:
             for part, copied_bytes in done:
                 if copied_bytes is None:
                     for path in part:
-                        self._count("missing", path, self._crew.silence)
+                        self._count("unread", path, self._crew.silence)
                 advance(copied_bytes or 0, len(part))
 
     def _stage(self, part: Part[None]) -> int:
@@ -224,8 +224,10 @@ class _Work:
             outcome, extent, *_ = answers[key]
             if outcome is Outcome.SOURCE_FAILED:
                 reason = self._crew.reasons.pop(path, "it is being written")
-                fate = "unread" if path in self._crew.unread else "missing"
-                self._count(fate if reason else "empty", path, reason)
+                if path in self._crew.unread:
+                    self._count("unread", path, reason or "the store does not tell its size")
+                else:
+                    self._count("missing" if reason else "empty", path, reason)
             else:
                 self._count(_FATE_OF[outcome], path)
             if outcome is Outcome.COPIED and extent is not None:
@@ -269,7 +271,9 @@ def _tell_summary(
     if work.copied_bytes:
         speed += f", {size_words(work.copied_bytes / max(seconds, 1e-3))}/s"
     for fate, text in _FATES.items():
-        reasons = [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
+        reasons = first_few(
+            [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
+        )
         if fate == "missing" and n[fate] == len(files.paths):
             reasons[-1] += ": none is there; see whether --source and --labels fit"
         if n[fate]:

@@ -24,7 +24,7 @@ from overlapiter.words import duration_words, size_words
 
 from .console import at_least, printable, table, tell
 from .jobs import boards_of
-from .place import add_directory, opened
+from .place import add_directory, opened, source_words
 
 _SHOWN_RUNS = 10
 _PROGRAM_LETTERS = 40
@@ -87,7 +87,11 @@ def _held(held: list[Facts], disk: Facts) -> str:
     text = "Nothing is staged."
     if held:
         rows = [
-            (printable(each["source"]), f"{each['n_files']:,}", size_words(each["size_bytes"]))
+            (
+                source_words(each["source"], each["place"]),
+                f"{each['n_files']:,}",
+                size_words(each["size_bytes"]),
+            )
             for each in held
         ]
         text = "What is staged\n" + table(("source", "files", "size"), rows)

@@ -17,16 +17,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import operator
 import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import numpy as np
+
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import CommandError, UsageError, printable, replaced, say, table, tell
+from .console import CommandError, UsageError, printable, say, table, tell, written
 
 Event = dict[str, Any]
 Facts = dict[str, Any]
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _joined(path: str) -> Iterator[Keep]:
     """Give what writes events to a file, which is there once it is complete JSON."""
-    with replaced(path) as file:
+    with written(path) as file:
         before = iter(["[\n"])
         yield lambda text: file.write((next(before, ",\n") + text).encode())
         file.write(b"\n]\n")
@@ -139,14 +140,18 @@ def summarize(events: Iterable[Event]) -> Facts:
 
 
 def _times(took: array[float], whole_seconds: float) -> Facts:
-    durations, weights = sorted(took[::2]), took[1::2]
-    seconds = sum(map(operator.mul, took[::2], weights))
+    durations, weights = np.array(took).reshape(-1, 2).T
+    seconds = float(durations @ weights)
+    by_duration = np.argsort(durations)
+    n_until = np.cumsum(weights[by_duration])
+    found = np.searchsorted(n_until, np.array([0.5, 0.99]) * n_until[-1])
+    median_seconds, p99_seconds = durations[by_duration[found]].tolist()
     return {
         "number": round(sum(weights)),
         "seconds": seconds,
         "share": seconds / whole_seconds if whole_seconds else 0.0,
-        "median_seconds": durations[len(durations) // 2],
-        "p99_seconds": durations[min(len(durations) - 1, len(durations) * 99 // 100)],
+        "median_seconds": median_seconds,
+        "p99_seconds": p99_seconds,
     }
 
 

@@ -242,6 +242,11 @@ class RemoteFile(io.RawIOBase):
         self._size_bytes = found.size_bytes
         return found
 
+    @property
+    def tells_size(self) -> bool:
+        """Whether the store has told the size, once :meth:`stat` was called."""
+        return self._info.get("size") is not None
+
     def read(self, size_bytes: int = -1) -> bytes:
         """Return up to ``size_bytes`` more; none at the end."""
         if size_bytes < 0:
@@ -341,7 +346,9 @@ def _as_os_error(error: Exception, url: str) -> OSError:
     """Return the error to raise for a URL; the texts of the libraries name no credentials."""
     status = status_of(error)
     *_, first = causes(error)
-    cause = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
+    # The same for all files: what aiohttp writes besides the message holds the URL.
+    words = str(getattr(first, "message", "") or first).replace(url, "…")
+    cause = f"{type(first).__name__}: {words}" if words else type(first).__name__
     if status in (401, 403) or any(map(_is_denial, causes(error))):
         text = f"access is denied ({cause}); check the credentials and Staging.storage_options"
         return PermissionError(errno.EACCES, text, url)

@@ -88,7 +88,7 @@ class Connection:
         if LENGTH.unpack_from(data)[0] != n_bytes:
             raise ConnectionError("an answer of another length")
         self._answers.check(payload, data[LENGTH.size + n_bytes :])
-        return unpacked_records(payload, n_names)
+        return unpacked_records(payload)
 
     def read(self, size_bytes: int) -> bytes:
         """Return the next bytes, all of them. Raises OSError if they do not come."""

@@ -10,7 +10,7 @@ further holders.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ _MOST_EPOCHS = 4
 #: Its readers in so many epochs before may still have a copy of an example.
 _RECENT_EPOCHS = 2
 
-Nodes = NDArray[np.int16]
+#: In the smallest type that holds their numbers: there is one for each example.
+Nodes = NDArray[np.signedinteger[Any]]
 
 
 class Placement:
@@ -54,11 +55,12 @@ class Placement:
     ) -> None:
         self._order = order
         # One more, for the rank -1 of examples that are not read.
-        self._node_of = np.array([*node_of_rank, NOWHERE], np.int16)
+        node_type = np.min_scalar_type(-len(node_of_rank))
+        self._node_of = np.array([*node_of_rank, NOWHERE], node_type)
         self.start = start
         self.length = order.length(n_examples)
         self._recent: dict[int, tuple[Nodes, NDArray[np.int64]]] = {}
-        self.nodes = np.full(n_examples, NOWHERE, np.int16)
+        self.nodes = np.full(n_examples, NOWHERE, node_type)
         self.since = np.full(n_examples, FAR, np.int64)
         for epoch in range(start[0], start[0] + _MOST_EPOCHS):
             is_new = self.nodes == NOWHERE

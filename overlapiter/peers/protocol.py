@@ -124,10 +124,8 @@ def answer_bytes(n_names: int) -> int:
     return n_names * _RECORD.size
 
 
-def unpacked_records(payload: bytes, n_names: int) -> list[Record]:
-    """Return the records of an answer. Raises ConnectionError if it is none."""
-    if len(payload) != answer_bytes(n_names):
-        raise ConnectionError(f"{len(payload)} bytes are no answer for {n_names} files")
+def unpacked_records(payload: bytes) -> list[Record]:
+    """Return the records of the payload of an answer. Raises ConnectionError if it is none."""
     records = [Record(*values) for values in _RECORD.iter_unpack(payload)]
     if any(record.state > FRESH or record.size < 0 for record in records):
         raise ConnectionError("no answer")

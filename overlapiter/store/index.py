@@ -332,6 +332,7 @@ _ERRNOS = {
     "readonly": errno.EROFS,
     "disk I/O error": errno.EIO,
     "unable to open": errno.EIO,
+    "pattern too complex": errno.E2BIG,  # the user's
 }
 
 

@@ -32,9 +32,11 @@ _ORDERS = {
     "place": "segment, start",
     "age": "source IN (SELECT source FROM run WHERE ended IS NULL), at, key",
 }
-#: The condition that a file is of a root, and matches one of two patterns.
-_MATCHES = "CAST(path AS TEXT) GLOB CAST(? AS TEXT)"
-_OF_SOURCE = f"source=? AND ({_MATCHES} OR {_MATCHES})"
+#: The condition that a file is of a chosen root, and matches one of its two patterns.
+_IS_CHOSEN = (
+    "EXISTS (SELECT * FROM temp.chosen WHERE id = staged.source AND (CAST(path AS TEXT) GLOB name "
+    "OR CAST(path AS TEXT) GLOB folder))"
+)
 
 
 class Source(NamedTuple):
@@ -163,11 +165,11 @@ class Inventory:
     def holdings(self) -> list[Facts]:
         """Return how much is staged of each source root, those without any file left out."""
         statement = (
-            "SELECT root, COUNT(*), SUM(size) FROM staged JOIN source ON source.id=staged.source "
-            "GROUP BY staged.source ORDER BY root"
+            "SELECT root, place, COUNT(*), SUM(size) FROM staged "
+            "JOIN source ON source.id=staged.source GROUP BY staged.source ORDER BY root, place"
         )
-        names = ("source", "n_files", "size_bytes")
-        rows = [(os.fsdecode(root), *counts) for root, *counts in self.select(statement)]
+        names = ("source", "place", "n_files", "size_bytes")
+        rows = [(os.fsdecode(root), *others) for root, *others in self.select(statement)]
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def files(
@@ -188,25 +190,29 @@ class Inventory:
             keys: Of files.
             order: ``"path"``, ``"place"`` on the disk, or ``"age"``, the first to evict first.
         """
-        where = f"at <= ? AND ({' OR '.join([_OF_SOURCE] * len(sources))})"
+        where = f"at <= ? AND {_IS_CHOSEN}"
         if keys is not None:
             where += " AND key IN (SELECT key FROM temp.asked)"
-        values: list[object] = [staged_before]
+        chosen = []
         for source in sources:
             root = os.path.join(source.root, "")
             is_root = os.path.join(pattern, "") == root
             below = "*" if is_root else pattern.removeprefix(root).rstrip("/")
-            values += [source.number, os.fsencode(below), os.fsencode(f"{below}/*")]
+            chosen.append((source.number, os.fsencode(below), os.fsencode(f"{below}/*")))
 
         def work(cursor: Cursor) -> None:
             cursor.execute("DROP TABLE IF EXISTS temp.listing")
+            cursor.execute("DROP TABLE IF EXISTS temp.chosen")
+            cursor.execute("CREATE TEMP TABLE chosen (id INTEGER PRIMARY KEY, name, folder)")
+            insert = "INSERT INTO temp.chosen VALUES (?, CAST(? AS TEXT), CAST(? AS TEXT))"
+            cursor.executemany(insert, chosen)
             cursor.execute("CREATE TEMP TABLE IF NOT EXISTS asked (key INTEGER PRIMARY KEY)")
             cursor.execute("DELETE FROM temp.asked")
             cursor.executemany("INSERT OR IGNORE INTO temp.asked VALUES (?)", zip(keys or ()))
             cursor.execute(
                 f"CREATE TEMP TABLE listing AS SELECT source, path, key, segment, start, size, "
                 f"mtime, checksum, at FROM staged WHERE {where} ORDER BY {_ORDERS[order]}",
-                values,
+                [staged_before],
             )
 
         self._index.read(work)

@@ -80,3 +80,9 @@ def test_the_published_placement_fills_tiers_by_frequency_then_first_use() -> No
     expected = sorted(range(60), key=lambda example: (-counts[example], first[example]))
     assert set(np.nonzero(tiers == 0)[0]) == set(expected[:10])
     assert set(np.nonzero(tiers == 1)[0]) == set(expected[10:30])
+
+
+@pytest.mark.parametrize("n_nodes", [128, 129, 40_000])
+def test_nodes_of_any_number_are_told_apart(n_nodes) -> None:
+    placement = AccessPlan(1, n_nodes, n_nodes, 1).placement(range(n_nodes))
+    assert sorted(placement.nodes.tolist()) == list(range(n_nodes))

@@ -109,6 +109,12 @@ def test_files_that_could_not_be_read_are_named_for_each_reason() -> None:
     ]
 
 
+def test_of_many_reasons_the_first_few_are_told() -> None:
+    *shown, last = notes_on_unread({f"/{n}": f"reason {n}" for n in range(4000)})
+    assert shown == [f"1 file could not be read (reason {n}): /{n}" for n in range(5)]
+    assert last == "and 3,995 more reasons"
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "words"),
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_600, "1.0 MB"), (2e11, "200 GB")],

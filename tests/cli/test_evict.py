@@ -128,6 +128,18 @@ def test_the_files_of_a_pattern_go(source, fast) -> None:
     assert not [name for name in names if name.startswith("c0")]
 
 
+def test_the_files_of_a_source_go_by_the_name_that_is_given(source, fast) -> None:
+    link = source.with_name("link")
+    link.symlink_to(source)
+    words = ("evict", fast, "--source", link)
+    done = overlapiter(*words, "-", stdin=f"{link}/c0/0.bin\nc0/3.bin\n")
+    assert done.stdout.startswith("removed 2 files"), done.stderr
+    done = overlapiter(*words, "--matching", link / "c1")
+    assert done.stdout.startswith("removed 10 files")
+    done = overlapiter("export", fast, source.with_name("out"), link / "c2", "--source", link)
+    assert done.stdout.startswith("copied 10 files")
+
+
 def test_running_jobs_are_mentioned(source, fast) -> None:
     store = Store(Site(str(fast)), str(source), Run(7, {}))
     store.look([])

@@ -54,9 +54,36 @@ def test_a_pattern_chooses_files(source, fast, pattern, n_files) -> None:
     assert len(done.stdout.splitlines()) == n_files
 
 
+@pytest.mark.parametrize(
+    ("pattern", "n_files"), [("{link}/c0/*", 10), ("{link}", 31), ("{source}/c0", 10), ("c0", 10)]
+)
+def test_a_pattern_begins_with_the_source_as_it_is_given(source, fast, pattern, n_files) -> None:
+    link = source.with_name("link")
+    link.symlink_to(source)
+    done = overlapiter("ls", fast, "--source", link, pattern.format(link=link, source=source))
+    assert len(done.stdout.splitlines()) == n_files
+
+
 def test_a_pattern_without_a_file_is_an_error_for_scripts(fast) -> None:
     done = overlapiter("ls", fast, "c")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_thousands_of_sources_are_listed(fast) -> None:
+    with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
+        roots = [(os.fsencode(f"/old/{n}"),) for n in range(3000)]
+        connection.executemany("INSERT INTO source (root, place) VALUES (?, '')", roots)
+        connection.commit()
+    done = overlapiter("ls", fast, "c0")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 10
+
+
+def test_a_pattern_that_is_too_long_is_no_damage(fast) -> None:
+    done = overlapiter("ls", fast, 60_000 * "x")
+    assert done.returncode == 1
+    assert "pattern too complex" in done.stderr
+    assert "damaged" not in done.stderr
 
 
 def test_json_is_an_object_a_line(source, fast) -> None:
@@ -114,6 +141,35 @@ def test_a_tree_like_the_source_is_copied_out(source, fast, tmp_path) -> None:
     again = overlapiter("export", fast, tmp_path / "out")
     assert again.returncode == 0
     assert f"found {N_FILES + 1} files, there already" in again.stdout
+
+
+def test_a_copy_on_a_disk_that_rounds_mtimes_is_found_again(fast, tmp_path) -> None:
+    assert overlapiter("export", fast, tmp_path / "out").returncode == 0
+    for path in (tmp_path / "out").rglob("*.bin"):
+        mtime_ns = path.stat().st_mtime_ns
+        os.utime(path, ns=(mtime_ns, mtime_ns - mtime_ns % 10**9))
+    again = overlapiter("export", fast, tmp_path / "out")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert f"found {N_FILES + 1} files, there already" in again.stdout
+
+
+def test_a_name_that_no_disk_can_have_holds_up_no_other_file(fast, tmp_path) -> None:
+    long = "c0/" + 300 * "x"
+    with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
+        connection.execute("UPDATE staged SET path=? WHERE path=?", (long.encode(), b"c0/0.bin"))
+        connection.commit()
+    done = overlapiter("export", fast, tmp_path / "out")
+    assert done.returncode == 1
+    assert f"not copied: {long} (File name too long)" in done.stdout
+    assert len(tree_of(tmp_path / "out")) == N_FILES
+
+
+@pytest.mark.parametrize("words", [("{fast}", ""), ("", "out")])
+def test_a_variable_that_is_not_set_is_no_directory(fast, tmp_path, monkeypatch, words) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = overlapiter("export", *(word.format(fast=fast) for word in words))
+    assert done.returncode == 2
+    assert "the name is empty" in done.stderr
 
 
 def test_a_part_is_copied_out(source, fast, tmp_path) -> None:

@@ -154,7 +154,7 @@ def test_files_without_an_answer_are_left_out_and_the_rest_is_staged(
     done = run(hanging_command(hanging, *words, "--reads-in-flight", 4))  # so 7 in each part
     assert done.returncode == 1
     assert f"staged {N_FILES - n_hanging} files" in done.stdout, done.stdout
-    assert f"missing {n_hanging} file" in done.stdout
+    assert f"unread {n_hanging} file" in done.stdout
     assert "(no answer for 1.5 s)" in done.stdout
     assert all(str(path) in done.stdout for path in hanging)
     again = stage(source, fast, listing)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +14,7 @@ import pytest
 
 from overlapiter import tracing
 from overlapiter.cli.main import main
+from overlapiter.cli.trace import summarize
 
 from .commands import overlapiter
 
@@ -37,6 +40,15 @@ def test_a_trace_is_summed_up_by_process_and_by_what_it_did(trace: Path) -> None
     assert done.returncode == 0, done.stderr
     assert "rank 0: trainer wait 10 250 ms 25% 25 ms 25 ms" in done.stdout
     assert "rank 0: trainer train 10 750 ms 75% 75 ms 75 ms" in done.stdout
+
+
+def test_spans_that_were_left_out_count_for_the_median_too() -> None:
+    head = {"name": "read", "pid": 1, "ts": 0}
+    some = {"ph": "X", "dur": 1000, "args": {"recorded_1_of": 100}}
+    events = [head | some for _ in range(10)] + [head | {"ph": "X", "dur": 5e6}] * 12
+    (span,) = summarize(events)["spans"]
+    assert (span["number"], span["seconds"]) == (1012, pytest.approx(61))
+    assert (span["median_seconds"], span["p99_seconds"]) == (0.001, 5.0)
 
 
 def test_traces_of_ranks_are_joined(trace: Path, tmp_path: Path) -> None:
@@ -78,12 +90,34 @@ def test_a_trace_is_not_replaced_by_the_joined_one(trace: Path) -> None:
     assert trace.read_bytes() == before
 
 
+def test_what_is_no_file_stays_what_it_is_and_a_link_leads_to_the_joined_trace(trace) -> None:
+    fifo, link, linked = (trace.with_name(name) for name in ("fifo", "link", "linked"))
+    os.mkfifo(fifo)
+    link.symlink_to(linked)
+    with open(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        assert overlapiter("trace", trace, "--output", fifo).returncode == 0
+        text = reader.read()  # it has fewer bytes than a FIFO holds
+    assert stat.S_ISFIFO(fifo.lstat().st_mode)
+    assert overlapiter("trace", trace, "--output", link).returncode == 0
+    assert link.is_symlink()
+    assert linked.read_bytes() == text
+    assert len(json.loads(text)) == 22
+
+
 def test_what_a_plot_shows_can_be_had_as_json(trace: Path) -> None:
     steps = json.loads(overlapiter("plot", trace, "--json").stdout)
 
     assert len(steps) == 5
     assert sum(step["waited"] for step in steps) / 5 == pytest.approx(0.27, abs=0.02)
     assert steps[-1]["seconds"] == pytest.approx(0.83, abs=0.03)
+
+
+def test_the_trainers_of_a_joined_trace_wait_what_they_do_on_average(trace, tmp_path) -> None:
+    joined = tmp_path / "all.json"
+    overlapiter("trace", trace, tmp_path / "out.rank1.json", "--output", joined)
+    steps = json.loads(overlapiter("plot", joined, "--json").stdout)
+    mean = sum(step["waited"] for step in steps) / len(steps)
+    assert mean == pytest.approx((0.25 + 0.5) / 2, abs=0.03)
 
 
 def test_without_matplotlib_a_plot_says_what_can_be_had(trace, monkeypatch, capsys) -> None:
@@ -100,6 +134,13 @@ def test_a_trace_is_drawn(trace: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{tmp_path / 'figure.svg'}\n", done.stderr
     assert "waits for data" not in done.stderr
     assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
+def test_a_figure_has_the_name_that_was_given(trace: Path, tmp_path: Path) -> None:
+    done = overlapiter("plot", trace, "--output", tmp_path / "figure")
+    assert done.stdout == f"{tmp_path / 'figure'}\n", done.stderr
+    assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
