@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from overlapiter.order import seeded_order
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
 
@@ -41,6 +43,23 @@ class LengthChanging:
     def __call__(self, _order: Any, _position: int) -> Any:
         self.n_calls += 1
         return np.arange(6 if self.n_calls == 1 else 5)
+
+
+class OfAnyEpoch:
+    """Gives the order of any epoch, as ``make_order`` makes it of a shuffled one."""
+
+    def __init__(self, make_order: Callable[[Any, int], Any] = lambda order, _epoch: order) -> None:
+        self.make_order = make_order
+
+    def of_epoch(self, epoch: int, size: int) -> Any:
+        return self.make_order(seeded_order(3, epoch, size), epoch)
+
+    def __call__(self, _order: Any, _position: int) -> Any:
+        raise NotImplementedError
+
+
+def epochs_of(size: int, n_epochs: int) -> list[int]:
+    return [int(i) for epoch in range(n_epochs) for i in seeded_order(3, epoch, size)]
 
 
 def taken(iterator: Any, n_batches: int) -> list[list[int]]:
@@ -85,6 +104,18 @@ def test_a_short_order_makes_mini_batches_of_several_epochs(
 
     assert taken(iterator, 2) == [[8, 2, 8, 2, 8], [2, 8, 2, 8, 2]]
     assert (iterator.epoch, iterator.current_position) == (5, 0)
+
+
+def test_a_sampler_may_give_every_epoch_in_one_array(make_ours: Maker) -> None:
+    array = np.empty(10, np.intp)
+
+    def in_place(order: Any, _epoch: int) -> Any:
+        array[:] = order
+        return array
+
+    iterator = make_ours(Pixels(10), 4, order_sampler=OfAnyEpoch(in_place))
+
+    assert [i for batch in taken(iterator, 10) for i in batch] == epochs_of(10, 4)
 
 
 def test_an_order_of_another_length_is_refused_when_its_mini_batch_is_due(
