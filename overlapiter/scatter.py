@@ -216,13 +216,16 @@ class ScatteredOrder:
         if order is None or len(order) != self.length(dataset_size):
             return UNKNOWN
         global_position = dataset_size
-        if position < len(order):
-            (found,) = np.nonzero(self._global_order(epoch, dataset_size) == order[position])
+        if len(order):
+            (found,) = np.nonzero(self._global_order(epoch, dataset_size) == order[0])
             if not len(found):
                 return UNKNOWN
-            global_position = (int(found[0]) - self.rank) % dataset_size
-            expected, part = self._part_from(epoch, global_position, dataset_size)
-            if position != expected or not np.array_equal(order, part):
+            reached = (int(found[0]) - self.rank + position * self.size) % dataset_size
+            expected, part = self._part_from(epoch, reached, dataset_size)
+            # One that has nothing left may stand before the end: others may have something left.
+            if position == expected and np.array_equal(order, part):
+                global_position = reached
+            elif position < len(order):
                 return UNKNOWN
         seed = self.seed if self.shuffle else _UNSHUFFLED
         return ScatterState(seed, dataset_size, len(order), epoch, position, global_position)

@@ -210,6 +210,21 @@ def test_whatever_the_remainder_nothing_is_read_twice_after_a_resume(
         assert len(left) - len(taken) < (new_size if remainder == "drop" else 1)
 
 
+@given(
+    n=n_examples, remainder=remainders, old_size=n_ranks, new_size=n_ranks, share=st.floats(0, 1)
+)
+def test_what_any_rank_saves_right_after_a_resume_is_what_it_resumed_from(
+    n, remainder, old_size, new_size, share
+):
+    assume(n >= max(old_size, new_size))
+    global_position = min(n, int(share * (n // old_size + 1)) * old_size)
+    saved = ScatterState(SEED, n, 1, 2, 0, global_position)
+    for sampler in samplers(new_size, remainder=remainder):
+        position, order = sampler.resume(saved, n)
+        again = sampler.state_of(2, position, order, n)
+        assert again.global_position == global_position
+
+
 @pytest.mark.parametrize("remainder", ["drop", "uneven"])
 def test_all_ranks_refuse_to_leave_one_without_examples(remainder):
     for sampler in samplers(4, remainder=remainder):
