@@ -177,6 +177,9 @@ class ZippedImages(chainer_datasets.ZippedImageDataset):
         return super().get_example(int(i) if isinstance(i, np.integer) else i)
 
 
+known_paths.register(ZippedImages, known_paths.dispatch(chainer_datasets.ZippedImageDataset))
+
+
 def _empty_zipped_images() -> ZippedImages:
     return ZippedImages.__new__(ZippedImages)
 
