@@ -118,6 +118,13 @@ def test_a_sampler_may_give_every_epoch_in_one_array(make_ours: Maker) -> None:
     assert [i for batch in taken(iterator, 10) for i in batch] == epochs_of(10, 4)
 
 
+@pytest.mark.parametrize("dtype", [np.uint64, np.int8])
+def test_an_order_may_be_of_any_type_of_integers(make: Maker, dtype: type) -> None:
+    iterator = make(Pixels(4), 2, order_sampler=lambda *_: np.array([3, 1, 0, 2], dtype))
+
+    assert taken(iterator, 5) == [[3, 1], [0, 2], [3, 1], [0, 2], [3, 1]]
+
+
 def test_an_order_of_another_length_is_refused_when_its_mini_batch_is_due(
     make_ours: Maker, images: NumberedImages
 ) -> None:
