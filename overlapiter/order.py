@@ -7,6 +7,7 @@ ahead of the trainer, so each index list comes with the state that the trainer h
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -107,10 +108,7 @@ def advance(
         take(size)
         wanted -= size - position
         if order is not None and next_order is not None:
-            order = next_order(order, position, epoch + 1)
-            if len(order) != size:
-                raise ValueError("The size of order does not match the size of the previous order.")
-            order = checked_order(order, dataset_size)
+            order = _following(order, position, epoch + 1, next_order, dataset_size)
         epoch, position, is_new_epoch = epoch + 1, 0, True
         if not repeat:
             wanted = 0
@@ -121,6 +119,15 @@ def advance(
     indices = np.concatenate(pieces).astype(np.intp, copy=False)
     first_position = state.epoch * size + state.current_position
     return new_state, IndexList(indices, np.concatenate(epochs), first_position)
+
+
+def _following(
+    order: Indices, position: int, epoch: int, next_order: NextOrder, dataset_size: int
+) -> Indices:
+    following = next_order(order, position, epoch)
+    if len(following) != len(order):
+        raise ValueError("The size of order does not match the size of the previous order.")
+    return checked_order(following, dataset_size)
 
 
 def checked_order(order: Indices, dataset_size: int) -> Indices:
@@ -232,12 +239,15 @@ class RunAhead:
         if not self._has_new_orders and not includes_known:
             return {}
         self._has_new_orders = False
-        epoch = self._entered.epoch + 1
+        epoch, order = self._entered.epoch + 1, self._entered.order
         if self._knows_any_epoch and self._repeat and epoch not in self._orders:
-            order = self._entered.order
-            if order is not None and self._next_order is not None:
-                order = self._next_order(order, len(order), epoch)
-            self._orders[epoch] = order
+            # What fails here fails again when the epoch is due, and is raised then.
+            with contextlib.suppress(Exception):
+                if order is not None and self._next_order is not None:
+                    order = _following(
+                        order, len(order), epoch, self._next_order, self._dataset_size
+                    )
+                self._orders[epoch] = order
         return dict(self._orders)
 
 

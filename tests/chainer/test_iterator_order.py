@@ -162,6 +162,39 @@ def test_a_sampler_that_raises_is_heard_at_the_mini_batch_that_needs_it(make_our
     assert taken(iterator, 2) == [[2, 3], [0, 1]]
 
 
+def raise_in_epoch_2(order: Any, epoch: int) -> Any:
+    if epoch == 2:
+        raise RuntimeError("no order in epoch 2")
+    return order
+
+
+@pytest.mark.parametrize(
+    ("make_order", "words"),
+    [
+        (raise_in_epoch_2, "no order in epoch 2"),
+        (lambda order, epoch: order + 9 * (epoch == 2), "returned index 12, but the dataset has 4"),
+        (lambda order, epoch: order[: 4 - epoch // 2], "does not match the size of the previous"),
+    ],
+)
+def test_an_order_that_is_known_early_is_refused_when_its_mini_batch_is_due(
+    make_ours: Maker, make_order: Callable[[Any, int], Any], words: str
+) -> None:
+    iterator = make_ours(Pixels(4), 1, n_prefetch=1, order_sampler=OfAnyEpoch(make_order))
+
+    assert [index for (index,) in taken(iterator, 7)] == epochs_of(4, 2)[:7]
+    for _ in range(2):
+        with pytest.raises((RuntimeError, ValueError), match=words):
+            next(iterator)
+    assert iterator.epoch == 1
+
+
+def test_a_sampler_of_any_epoch_may_give_lists(make_ours: Maker) -> None:
+    sampler = OfAnyEpoch(lambda order, _epoch: order.tolist())
+    iterator = make_ours(Pixels(4), 2, order_sampler=sampler)
+
+    assert [index for batch in taken(iterator, 7) for index in batch] == epochs_of(4, 4)[:14]
+
+
 def test_an_index_that_the_dataset_lacks_is_refused_by_name(make_ours: Maker) -> None:
     with pytest.raises(ValueError, match="index 4, but the dataset has 4 examples"):
         make_ours(Pixels(4), 2, order_sampler=Fixed([0, 4]))
