@@ -189,7 +189,7 @@ class DatasetPickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         """Replace the lists of Chainer's image datasets by packed ones; pickle the rest as is."""
-        if not isinstance(thing, _PACKABLE):
+        if type(thing) not in _PACKABLE:  # the code of a subclass may need a list
             return NotImplemented
         reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
         if reduced[1] == (chainer_datasets.ZippedImageDataset,):

@@ -303,7 +303,7 @@ def test_the_classes_of_users_keep_their_lists():
     special, _, _ = pickled(Special([1, 2] * 1000))
     assert type(special) is Special
     assert special.extra == [1, 2] * 1000
-    assert [*special._paths] == PATHS
+    assert special._paths == PATHS
 
 
 @pytest.mark.parametrize(
