@@ -58,11 +58,6 @@ def epoch_size(state: IterationState, dataset_size: int) -> int:
     return dataset_size if state.order is None else len(state.order)
 
 
-def crosses_epoch(state: IterationState, batch_size: int, dataset_size: int) -> bool:
-    """Return whether the next mini-batch ends the epoch, and so needs the next epoch's order."""
-    return state.current_position + batch_size >= epoch_size(state, dataset_size)
-
-
 def advance(
     state: IterationState,
     batch_size: int,
@@ -215,7 +210,8 @@ class RunAhead:
             if self.steps and self.steps[-1].index_list is None:  # the end
                 break
             head = self.steps[-1].state if self.steps else self._taken
-            if crosses_epoch(head, self._batch_size, self._dataset_size):
+            size = epoch_size(head, self._dataset_size)
+            if head.current_position + self._batch_size >= size:  # asks for the next order
                 is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
                 if is_far or not may_cross_epoch:
                     break
