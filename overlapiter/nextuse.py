@@ -86,6 +86,7 @@ class NextUse:
             return False
         if order is None:
             order = np.arange(self._n_examples)
+        order = order.astype(np.intp, copy=False)  # a sampler may give any type of integers
         order = np.where(order < 0, order + self._n_examples, order)
         size = self._epoch_size = len(order)
         positions = epoch * size + np.arange(size)

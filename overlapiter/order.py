@@ -7,6 +7,7 @@ ahead of the trainer, so each index list comes with the state that the trainer h
 from __future__ import annotations
 
 import collections
+import contextlib
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -57,11 +58,6 @@ def epoch_size(state: IterationState, dataset_size: int) -> int:
     return dataset_size if state.order is None else len(state.order)
 
 
-def crosses_epoch(state: IterationState, batch_size: int, dataset_size: int) -> bool:
-    """Return whether the next mini-batch ends the epoch, and so needs the next epoch's order."""
-    return state.current_position + batch_size >= epoch_size(state, dataset_size)
-
-
 def advance(
     state: IterationState,
     batch_size: int,
@@ -107,10 +103,7 @@ def advance(
         take(size)
         wanted -= size - position
         if order is not None and next_order is not None:
-            order = next_order(order, position, epoch + 1)
-            if len(order) != size:
-                raise ValueError("The size of order does not match the size of the previous order.")
-            order = checked_order(order, dataset_size)
+            order = _following(order, position, epoch + 1, next_order, dataset_size)
         epoch, position, is_new_epoch = epoch + 1, 0, True
         if not repeat:
             wanted = 0
@@ -121,6 +114,15 @@ def advance(
     indices = np.concatenate(pieces).astype(np.intp, copy=False)
     first_position = state.epoch * size + state.current_position
     return new_state, IndexList(indices, np.concatenate(epochs), first_position)
+
+
+def _following(
+    order: Indices, position: int, epoch: int, next_order: NextOrder, dataset_size: int
+) -> Indices:
+    following = next_order(order, position, epoch)
+    if len(following) != len(order):
+        raise ValueError("The size of order does not match the size of the previous order.")
+    return checked_order(following, dataset_size)
 
 
 def checked_order(order: Indices, dataset_size: int) -> Indices:
@@ -208,7 +210,8 @@ class RunAhead:
             if self.steps and self.steps[-1].index_list is None:  # the end
                 break
             head = self.steps[-1].state if self.steps else self._taken
-            if crosses_epoch(head, self._batch_size, self._dataset_size):
+            size = epoch_size(head, self._dataset_size)
+            if head.current_position + self._batch_size >= size:  # asks for the next order
                 is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
                 if is_far or not may_cross_epoch:
                     break
@@ -232,12 +235,15 @@ class RunAhead:
         if not self._has_new_orders and not includes_known:
             return {}
         self._has_new_orders = False
-        epoch = self._entered.epoch + 1
+        epoch, order = self._entered.epoch + 1, self._entered.order
         if self._knows_any_epoch and self._repeat and epoch not in self._orders:
-            order = self._entered.order
-            if order is not None and self._next_order is not None:
-                order = self._next_order(order, len(order), epoch)
-            self._orders[epoch] = order
+            # What fails here fails again when the epoch is due, and is raised then.
+            with contextlib.suppress(Exception):
+                if order is not None and self._next_order is not None:
+                    order = _following(
+                        order, len(order), epoch, self._next_order, self._dataset_size
+                    )
+                self._orders[epoch] = order
         return dict(self._orders)
 
 

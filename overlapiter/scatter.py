@@ -11,7 +11,7 @@ Pure: no communication, clock or I/O.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -123,22 +123,34 @@ class ScatteredOrder:
         """Return the order of this rank in an epoch; costs tens of nanoseconds per example."""
         return self._part_from(epoch, 0, dataset_size)[1]
 
-    def of_ranks(self, epoch: int, dataset_size: int, ranks: Sequence[int]) -> Indices:
+    def of_ranks(
+        self, epoch: int, dataset_size: int, ranks: Sequence[int], start: int = 0
+    ) -> Indices:
         """Return what some ranks read in an epoch.
+
+        ``start`` is the entry of the global order with which the first row begins.
 
         Returns:
             An array of shape ``(epoch size, ranks)``: a row for each example of this rank's order.
         """
-        starts = self.size * np.arange(self.length(dataset_size))
+        starts = start + self.size * np.arange(self.length(dataset_size))
         entries = starts[:, np.newaxis] + np.asarray(ranks)
         rows: Indices = self._global_order(epoch, dataset_size)[entries % dataset_size]
         return rows
 
-    def of_neighbours(self, epochs: Iterable[int], dataset_size: int) -> dict[int, Indices]:
-        """Return by epoch :meth:`of_ranks` of the other ranks of this node, if there are any."""
-        if not self._neighbours or not dataset_size:
-            return {}
-        return {epoch: self.of_ranks(epoch, dataset_size, self._neighbours) for epoch in epochs}
+    def of_neighbours(
+        self, orders: Mapping[int, Indices | None], dataset_size: int
+    ) -> dict[int, Indices]:
+        """Return by epoch :meth:`of_ranks` of the other ranks of this node, if there are any.
+
+        ``orders`` are those of this rank; one that was resumed begins elsewhere than others.
+        """
+        others: dict[int, Indices] = {}
+        for epoch, order in orders.items() if self._neighbours else ():
+            start = self._start_of(epoch, order, dataset_size)
+            if start is not None:
+                others[epoch] = self.of_ranks(epoch, dataset_size, self._neighbours, start)
+        return others
 
     def length(self, n_entries: int) -> int:
         """Return how many of the last ``n_entries`` of the global order this rank reads.
@@ -182,6 +194,16 @@ class ScatteredOrder:
             self._latest = key, self._shuffled(epoch, dataset_size)
         return self._latest[1]
 
+    def _start_of(self, epoch: int, order: Indices | None, dataset_size: int) -> int | None:
+        """Return at which entry of the global order one of this rank begins, less the rank.
+
+        None for an empty order, or another sampler's.
+        """
+        if order is None or not 0 < len(order) == self.length(dataset_size):
+            return None
+        (found,) = np.nonzero(self._global_order(epoch, dataset_size) == order[0])
+        return int(found[0]) - self.rank if len(found) else None
+
     def _shuffled(self, epoch: int, dataset_size: int) -> Indices:
         return seeded_order(self.seed, epoch, dataset_size)
 
@@ -216,13 +238,16 @@ class ScatteredOrder:
         if order is None or len(order) != self.length(dataset_size):
             return UNKNOWN
         global_position = dataset_size
-        if position < len(order):
-            (found,) = np.nonzero(self._global_order(epoch, dataset_size) == order[position])
-            if not len(found):
+        if len(order):
+            start = self._start_of(epoch, order, dataset_size)
+            if start is None:
                 return UNKNOWN
-            global_position = (int(found[0]) - self.rank) % dataset_size
-            expected, part = self._part_from(epoch, global_position, dataset_size)
-            if position != expected or not np.array_equal(order, part):
+            reached = (start + position * self.size) % dataset_size
+            expected, part = self._part_from(epoch, reached, dataset_size)
+            # One that has nothing left may stand before the end: others may have something left.
+            if position == expected and np.array_equal(order, part):
+                global_position = reached
+            elif position < len(order):
                 return UNKNOWN
         seed = self.seed if self.shuffle else _UNSHUFFLED
         return ScatterState(seed, dataset_size, len(order), epoch, position, global_position)

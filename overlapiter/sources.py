@@ -70,6 +70,9 @@ class Dataset(Protocol):
 
 # --- the protocol -----------------------------------------------------------------------------
 
+#: By which datasets give examples, those of Chainer and PyTorch included.
+_READING_METHODS = ("__getitem__", "__getitems__", "get_example")
+
 
 def declared_paths(dataset: object, index: int) -> list[str] | None:
     """Return the source files that example ``index`` reads, or None where they are not declared.
@@ -77,9 +80,23 @@ def declared_paths(dataset: object, index: int) -> list[str] | None:
     What the dataset itself declares counts more than what is known of its class.
     """
     declare = getattr(dataset, "source_paths", None)
-    if declare is None:
-        return known_paths(dataset, index)
-    return [os.fsdecode(path) for path in declare(index)]
+    if declare is not None:
+        return [os.fsdecode(path) for path in declare(index)]
+    return known_paths(dataset, index) if _reads_as_known(dataset) else None
+
+
+def _reads_as_known(dataset: object) -> bool:
+    """Return whether a dataset reads by the code of the class of which the files are known.
+
+    A subclass with code of its own may read other files: they have to be discovered.
+    """
+    if "get_example" in getattr(dataset, "__dict__", ()):
+        return False
+    kind, registry = type(dataset), known_paths.registry
+    if kind in registry:
+        return True
+    known = next(base for base in kind.__mro__ if base in registry)
+    return all(getattr(kind, name, None) is getattr(known, name, None) for name in _READING_METHODS)
 
 
 @functools.singledispatch
@@ -110,7 +127,7 @@ def source_roots(dataset: object) -> set[str]:
 _being_searched: set[int] = set()
 
 
-for _held in (np.ndarray, list, tuple, range):  # held in memory
+for _held in (np.ndarray, np.memmap, list, tuple, range):  # held in memory
     known_paths.register(_held, lambda _dataset, _index: [])
     source_roots.register(_held, lambda _dataset: set())
 for _other in (str, bytes, dict):

@@ -50,7 +50,7 @@ def test_ranks_agree_by_one_small_message_each(kind, monkeypatch):
     comm = kind(1, [proposal("here", 3), proposal("there", 3), proposal("here", 3)])
     sampler = overlapiter.scatter_order(comm, 3)
     assert (sampler.rank, sampler.size, sampler.seed) == (1, 4, 3)
-    assert sampler.of_neighbours([0], 8)[0].shape == (2, 2)
+    assert sampler.of_neighbours({0: sampler.of_epoch(0, 8)}, 8)[0].shape == (2, 2)
     (sent,) = comm.sent
     assert len(pickle.dumps(sent)) < 200
 

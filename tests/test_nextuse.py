@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,6 +52,13 @@ def test_an_order_that_is_learnt_late_counts_for_what_is_not_handed_out(
     orders = {0: first, 1: second}
     expected = [searched(orders, N_EXAMPLES, i, learnt_at) for i in range(N_EXAMPLES)]
     assert next_use.position.tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint64])
+def test_an_order_may_be_of_any_type_of_integers(dtype: type) -> None:
+    next_use = NextUse(300)
+    next_use.learn(0, np.array([3, 100, 2], dtype))
+    assert next_use.position[[3, 100, 2, 0]].tolist() == [0, 1, 2, FAR]
 
 
 def test_ascending_order_needs_no_array() -> None:

@@ -13,7 +13,6 @@ from overlapiter.order import (
     RunAhead,
     advance,
     checked_order,
-    crosses_epoch,
     epoch_size,
     seeded_order,
 )
@@ -56,13 +55,15 @@ def test_an_empty_dataset_gives_one_empty_mini_batch_without_repeat():
     batch_size=st.integers(1, 12),
     has_order=st.booleans(),
 )
-def test_crossing_is_announced_exactly_when_the_sampler_will_be_asked(
+def test_a_step_that_may_not_cross_an_epoch_is_kept_back_exactly_when_it_would(
     position, size, batch_size, has_order
 ):
     order = np.arange(size) if has_order else None
     state = IterationState(min(position, size - 1), 0, False, order)
-    new_state, _ = advance(state, batch_size, True, lambda order, _p, _e: order, size)
-    assert crosses_epoch(state, batch_size, size) == (new_state.epoch > 0)
+    arguments = state, batch_size, True, lambda order, _position, _epoch: order, size
+    new_state, _ = advance(*arguments)
+    steps = RunAhead(*arguments).extend(1, 1, may_cross_epoch=False)
+    assert len(steps) == (new_state.epoch == 0)
 
 
 def test_the_size_of_an_epoch_is_that_of_the_order():

@@ -128,11 +128,36 @@ def test_every_epoch_and_seed_has_another_order():
 def test_the_neighbours_read_what_their_own_samplers_say():
     ranks = [ScatteredOrder(rank, 6, SEED, local_ranks=(1, 3, 4)) for rank in range(6)]
     for epoch in (0, 3):
-        rows = ranks[3].of_neighbours([epoch], 60)[epoch]
+        rows = ranks[3].of_neighbours({epoch: ranks[3].of_epoch(epoch, 60)}, 60)[epoch]
         expected = [ranks[rank].of_epoch(epoch, 60) for rank in (1, 4)]
         assert rows.T.tolist() == [order.tolist() for order in expected]
-    assert ScatteredOrder(0, 6, SEED, local_ranks=(0,)).of_neighbours([0], 60) == {}
-    assert ScatteredOrder(0, 6, SEED).of_neighbours([0], 60) == {}
+    for alone in (ScatteredOrder(0, 6, SEED, local_ranks=(0,)), ScatteredOrder(0, 6, SEED)):
+        assert alone.of_neighbours({0: alone.of_epoch(0, 60)}, 60) == {}
+
+
+@given(
+    n=n_examples, remainder=remainders, old_size=n_ranks, new_size=n_ranks, share=st.floats(0, 0.99)
+)
+def test_after_a_resume_the_neighbours_are_known_to_read_what_they_resume(
+    n, remainder, old_size, new_size, share
+):
+    assume(n >= max(old_size, new_size))
+    global_position = int(share * (n // old_size)) * old_size
+    saved = ScatterState(SEED, n, 1, 2, 0, global_position)
+    ranks = samplers(new_size, remainder=remainder, local_ranks=range(new_size))
+    resumed = [sampler.resume(saved, n) for sampler in ranks]
+    position, order = resumed[0]
+    told = ranks[0].of_neighbours({2: order}, n).get(2, np.empty((len(order), 0)))[position:]
+    for rows, (other_position, other) in zip(told.T, resumed[1:], strict=True):
+        coming = other[other_position:]
+        assert rows[: len(coming)].tolist() == coming.tolist()
+
+
+def test_of_another_samplers_order_it_is_not_said_what_the_neighbours_read():
+    sampler = ScatteredOrder(0, 2, SEED, local_ranks=(0, 1))
+    orders = {0: None, 1: np.arange(10), 2: np.arange(-5, 0), 3: np.empty(0, np.intp)}
+    assert sampler.of_neighbours(orders, 10) == {}
+    assert sampler.of_neighbours({0: np.empty(0, np.intp)}, 0) == {}
 
 
 # --- on other ranks ---------------------------------------------------------------------------
@@ -208,6 +233,21 @@ def test_whatever_the_remainder_nothing_is_read_twice_after_a_resume(
         assert len(taken) == len(set(taken))
         assert set(taken) <= set(left)
         assert len(left) - len(taken) < (new_size if remainder == "drop" else 1)
+
+
+@given(
+    n=n_examples, remainder=remainders, old_size=n_ranks, new_size=n_ranks, share=st.floats(0, 1)
+)
+def test_what_any_rank_saves_right_after_a_resume_is_what_it_resumed_from(
+    n, remainder, old_size, new_size, share
+):
+    assume(n >= max(old_size, new_size))
+    global_position = min(n, int(share * (n // old_size + 1)) * old_size)
+    saved = ScatterState(SEED, n, 1, 2, 0, global_position)
+    for sampler in samplers(new_size, remainder=remainder):
+        position, order = sampler.resume(saved, n)
+        again = sampler.state_of(2, position, order, n)
+        assert again.global_position == global_position
 
 
 @pytest.mark.parametrize("remainder", ["drop", "uneven"])
@@ -316,7 +356,9 @@ def test_a_pickle_is_small_and_the_same_sampler():
     assert len(pickled) < 1000
     revived = pickle.loads(pickled)
     assert revived.of_epoch(2, 50).tolist() == sampler.of_epoch(2, 50).tolist()
-    others = [each.of_neighbours([2], 50)[2].tolist() for each in (revived, sampler)]
+    others = [
+        each.of_neighbours({2: each.of_epoch(2, 50)}, 50)[2].tolist() for each in (revived, sampler)
+    ]
     assert others[0] == others[1]
 
 

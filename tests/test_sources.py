@@ -42,7 +42,13 @@ class RootedAndDeclaring(Rooted):
         return [*known_paths(self, index), "/lustre/mask"]
 
 
-@pytest.mark.parametrize("held", [[1, 2], (1, 2), range(2), np.arange(2)])
+class Labels(list):
+    """A list as any other, but for its name."""
+
+
+@pytest.mark.parametrize(
+    "held", [[1, 2], (1, 2), range(2), np.arange(2), np.arange(2).view(np.memmap), Labels([1])]
+)
 def test_what_is_held_in_memory_reads_no_file(held):
     assert declared_paths(held, 0) == []
     assert source_roots(held) == set()
@@ -59,6 +65,20 @@ def test_of_anything_else_nobody_declares_the_files(unknown):
 
 def test_a_class_is_known_with_its_subclasses():
     assert declared_paths(type("Sub", (Rooted,), {})(root="/lustre"), 4) == ["/lustre/4"]
+
+
+class ListOfNames(list):
+    def __getitem__(self, index):
+        return Path(super().__getitem__(index)).read_bytes()
+
+
+@pytest.mark.parametrize("method", ["__getitem__", "__getitems__", "get_example"])
+def test_of_a_subclass_that_reads_by_code_of_its_own_nobody_knows_the_files(method):
+    reading = type("Reading", (Rooted,), {method: lambda *_: b"of another file"})
+    assert declared_paths(reading(root="/lustre"), 4) is None
+    assert declared_paths(type("Sub", (reading,), {})(root="/lustre"), 4) is None
+    assert declared_paths(Rooted(root="/lustre", get_example=len), 4) is None
+    assert declared_paths(ListOfNames(["/lustre/1"]), 0) is None
 
 
 def test_what_a_dataset_declares_counts_more_than_what_is_known_of_its_class():

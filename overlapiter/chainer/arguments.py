@@ -46,10 +46,10 @@ def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
     """Return the function that gives the order of an epoch; None for ascending order."""
     if sampler is None:
         return None
+    # Copies: a sampler may shuffle in place what it gets, and what it has returned.
     if isinstance(sampler, EpochSampler):
         of_epoch = sampler.of_epoch
-        return lambda _order, _position, epoch: of_epoch(epoch, size)
-    # Copies: a sampler may shuffle in place what it gets, and what it has returned.
+        return lambda _order, _position, epoch: np.array(of_epoch(epoch, size))
     return lambda order, position, _epoch: np.array(sampler(np.array(order), position))
 
 

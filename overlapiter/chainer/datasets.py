@@ -177,6 +177,9 @@ class ZippedImages(chainer_datasets.ZippedImageDataset):
         return super().get_example(int(i) if isinstance(i, np.integer) else i)
 
 
+known_paths.register(ZippedImages, known_paths.dispatch(chainer_datasets.ZippedImageDataset))
+
+
 def _empty_zipped_images() -> ZippedImages:
     return ZippedImages.__new__(ZippedImages)
 
@@ -186,7 +189,7 @@ class DatasetPickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         """Replace the lists of Chainer's image datasets by packed ones; pickle the rest as is."""
-        if not isinstance(thing, _PACKABLE):
+        if type(thing) not in _PACKABLE:  # the code of a subclass may need a list
             return NotImplemented
         reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
         if reduced[1] == (chainer_datasets.ZippedImageDataset,):

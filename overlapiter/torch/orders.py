@@ -265,14 +265,12 @@ def _foresee_ranks(
     if shared is None:
         return None
     orders = {epoch: shared.of_epoch(epoch, size) for epoch in (number, number + 1)}
-    others = shared.of_neighbours(orders, size)
     start = 0
     if isinstance(sampler, OrderedSampler) and sampler.resumed is not None:
         start, orders[number] = sampler.resumed
-        others.pop(number, None)
     if not np.array_equal(orders[number][start:][: len(order)], order):
         return None  # the sampler was changed since
-    return orders, others
+    return orders, shared.of_neighbours(orders, size)
 
 
 def as_indices(keys: Sequence[Any], option: str = "") -> Any:

@@ -132,6 +132,36 @@ def test_a_dataset_of_several_archives_declares_the_one_that_holds_the_example(f
     assert source_roots(dataset) == {str(folder)}
 
 
+class Transformed(D.LabeledImageDataset):
+    """A user's class that reads what Chainer's does."""
+
+    def __init__(self, pairs, root) -> None:
+        super().__init__(pairs, root)
+        self.mean = 0
+
+
+class Masked(D.LabeledImageDataset):
+    """A user's class that reads another file, too."""
+
+    def get_example(self, i):
+        with open(os.path.join(self._root, "list.txt")) as file:
+            return *super().get_example(i), len(file.read())
+
+
+def test_the_files_of_a_subclass_are_declared_unless_it_reads_by_code_of_its_own(folder):
+    pairs = [(f"{n}.jpg", n) for n in range(N)]
+    assert_declares_what_it_opens(Transformed(pairs, str(folder)), folder, range(N))
+    assert declared_paths(Masked(pairs, str(folder)), 0) is None
+    assert declared_paths(D.TransformDataset(Masked(pairs, str(folder)), abs), 0) is None
+    assert source_roots(Masked(pairs, str(folder))) == {str(folder)}
+
+
+def test_zipped_datasets_declare_the_archive_in_the_workers_too(folder):
+    archive = str(folder / "1.zip")
+    for dataset in (D.ZippedImageDataset(archive), D.MultiZippedImageDataset([archive])):
+        assert declared_paths(pickled(dataset)[0], 0) == [archive]
+
+
 class Reading:
     """A dataset whose files are unknown."""
 
@@ -273,7 +303,7 @@ def test_the_classes_of_users_keep_their_lists():
     special, _, _ = pickled(Special([1, 2] * 1000))
     assert type(special) is Special
     assert special.extra == [1, 2] * 1000
-    assert [*special._paths] == PATHS
+    assert special._paths == PATHS
 
 
 @pytest.mark.parametrize(

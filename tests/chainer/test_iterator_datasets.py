@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chainer import datasets as d
 from chainer.dataset import DatasetMixin
+from PIL import Image
 
 from bench.slow.store import SlowStore, attach
 from overlapiter import OverlapIterator, Staging
@@ -51,6 +52,23 @@ class Pairs(DatasetMixin):
 
     def get_example(self, i: int) -> Any:
         return self.base[2 * i][0] - self.base[2 * i + 1][0]
+
+
+class Mirrored(d.LabeledImageDataset):
+    """Reads, by code of its own, other files than its base class does."""
+
+    def get_example(self, i: int) -> Any:
+        path, label = self._pairs[len(self) - 1 - i]
+        with Image.open(os.path.join(self._root, path)) as image:
+            return np.array(image), np.int32(label)
+
+
+class ListOfNames(list):  # type: ignore[type-arg]  # of texts
+    """A list that gives what is in files."""
+
+    def __getitem__(self, i: Any) -> Any:
+        with Image.open(super().__getitem__(i)) as image:
+            return np.array(image)
 
 
 def plain(root: Path) -> Any:
@@ -102,6 +120,8 @@ DATASETS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "a user's own around another": (lambda root: Preprocessed(labeled(root)), N_FILES),
     "a user's own that opens files": (lambda root: SourceFiles(root, names(root)), N_FILES),
     "a user's own that declares them": (lambda root: DeclaredFiles(root, names(root)), N_FILES),
+    "a user's own of Chainer's kind": (lambda root: Mirrored(labeled(root)._pairs, root), N_FILES),
+    "a user's own list": (lambda root: ListOfNames(root / name for name in names(root)), N_FILES),
     "all of these around each other": (
         lambda root: d.TransformDataset(
             d.SubDataset(Preprocessed(d.ConcatenatedDataset(labeled(root))), 0, 10), brighten

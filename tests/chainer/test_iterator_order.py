@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from overlapiter.order import seeded_order
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
 
@@ -41,6 +43,23 @@ class LengthChanging:
     def __call__(self, _order: Any, _position: int) -> Any:
         self.n_calls += 1
         return np.arange(6 if self.n_calls == 1 else 5)
+
+
+class OfAnyEpoch:
+    """Gives the order of any epoch, as ``make_order`` makes it of a shuffled one."""
+
+    def __init__(self, make_order: Callable[[Any, int], Any] = lambda order, _epoch: order) -> None:
+        self.make_order = make_order
+
+    def of_epoch(self, epoch: int, size: int) -> Any:
+        return self.make_order(seeded_order(3, epoch, size), epoch)
+
+    def __call__(self, _order: Any, _position: int) -> Any:
+        raise NotImplementedError
+
+
+def epochs_of(size: int, n_epochs: int) -> list[int]:
+    return [int(i) for epoch in range(n_epochs) for i in seeded_order(3, epoch, size)]
 
 
 def taken(iterator: Any, n_batches: int) -> list[list[int]]:
@@ -87,6 +106,25 @@ def test_a_short_order_makes_mini_batches_of_several_epochs(
     assert (iterator.epoch, iterator.current_position) == (5, 0)
 
 
+def test_a_sampler_may_give_every_epoch_in_one_array(make_ours: Maker) -> None:
+    array = np.empty(10, np.intp)
+
+    def in_place(order: Any, _epoch: int) -> Any:
+        array[:] = order
+        return array
+
+    iterator = make_ours(Pixels(10), 4, order_sampler=OfAnyEpoch(in_place))
+
+    assert [i for batch in taken(iterator, 10) for i in batch] == epochs_of(10, 4)
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.int8])
+def test_an_order_may_be_of_any_type_of_integers(make: Maker, dtype: type) -> None:
+    iterator = make(Pixels(4), 2, order_sampler=lambda *_: np.array([3, 1, 0, 2], dtype))
+
+    assert taken(iterator, 5) == [[3, 1], [0, 2], [3, 1], [0, 2], [3, 1]]
+
+
 def test_an_order_of_another_length_is_refused_when_its_mini_batch_is_due(
     make_ours: Maker, images: NumberedImages
 ) -> None:
@@ -122,6 +160,39 @@ def test_a_sampler_that_raises_is_heard_at_the_mini_batch_that_needs_it(make_our
     with pytest.raises(RuntimeError, match="no order today"):
         next(iterator)
     assert taken(iterator, 2) == [[2, 3], [0, 1]]
+
+
+def raise_in_epoch_2(order: Any, epoch: int) -> Any:
+    if epoch == 2:
+        raise RuntimeError("no order in epoch 2")
+    return order
+
+
+@pytest.mark.parametrize(
+    ("make_order", "words"),
+    [
+        (raise_in_epoch_2, "no order in epoch 2"),
+        (lambda order, epoch: order + 9 * (epoch == 2), "returned index 12, but the dataset has 4"),
+        (lambda order, epoch: order[: 4 - epoch // 2], "does not match the size of the previous"),
+    ],
+)
+def test_an_order_that_is_known_early_is_refused_when_its_mini_batch_is_due(
+    make_ours: Maker, make_order: Callable[[Any, int], Any], words: str
+) -> None:
+    iterator = make_ours(Pixels(4), 1, n_prefetch=1, order_sampler=OfAnyEpoch(make_order))
+
+    assert [index for (index,) in taken(iterator, 7)] == epochs_of(4, 2)[:7]
+    for _ in range(2):
+        with pytest.raises((RuntimeError, ValueError), match=words):
+            next(iterator)
+    assert iterator.epoch == 1
+
+
+def test_a_sampler_of_any_epoch_may_give_lists(make_ours: Maker) -> None:
+    sampler = OfAnyEpoch(lambda order, _epoch: order.tolist())
+    iterator = make_ours(Pixels(4), 2, order_sampler=sampler)
+
+    assert [index for batch in taken(iterator, 7) for index in batch] == epochs_of(4, 4)[:14]
 
 
 def test_an_index_that_the_dataset_lacks_is_refused_by_name(make_ours: Maker) -> None:

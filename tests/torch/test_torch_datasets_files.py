@@ -30,6 +30,10 @@ def test_wrapped_folders_of_torchvision_declare_their_files(
         def __len__(self) -> int:
             return len(self.samples)
 
+    class WithMasks(DatasetFolder):
+        def __getitem__(self, index: int) -> object:
+            raise NotImplementedError
+
     module = types.ModuleType("torchvision.datasets.folder")
     module.DatasetFolder = DatasetFolder  # type: ignore[attr-defined]  # a module made here
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -41,6 +45,7 @@ def test_wrapped_folders_of_torchvision_declare_their_files(
     files = [declared_paths(joined, index) for index in (0, 1, 2, 7, -1)]
     assert files == [[f"/store/{i}.jpg"] for i in (5, 3, 0, 5, 5)]
     assert source_roots(joined) == {"/store"}
+    assert declared_paths(data.Subset(WithMasks(), [5, 3]), 0) is None
 
 
 def test_tensors_have_no_files() -> None:
