@@ -13,6 +13,7 @@ import pytest
 from overlapiter import Staging, Tier
 from overlapiter.chainer.arguments import count_readers
 from overlapiter.chainer.datasets import DatasetPickler
+from overlapiter.chainer.iterator import _face_of
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import Node, set_node
 from overlapiter.planning import default_prefetchers, staging_plan
@@ -323,7 +324,7 @@ def test_chainer_is_imported_before_the_workers_start_if_the_dataset_derives_fro
     monkeypatch.setattr(Own, "__module__", "mine")
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
     dataset = kind()
-    parcel, modules = pickled(dataset, DatasetPickler)
+    parcel, modules = pickled(dataset, DatasetPickler, _face_of)
     try:
         assert not parcel.mentions("chainer")
         assert ("overlapiter.chainer.preload" in modules) == expected
