@@ -83,12 +83,11 @@ class OpenHook:
         self._handler = handler
         self._direct = direct
         self._elsewhere = elsewhere
-        self._underlying: OpenFunction | None = None
         self._given = ""  # the folder of the folders of the copies that have paths
 
     def install(self) -> None:
         """Replace ``open``; what was there before still opens what is not staged."""
-        underlying = self._underlying = builtins.open
+        underlying = builtins.open
         below, staged = self._below, self._handler.open
         direct, elsewhere = self._direct, self._elsewhere
 
@@ -113,19 +112,9 @@ class OpenHook:
                 elsewhere(path)
             return underlying(file, mode, *args, **kwargs)
 
-        self._wrapper = open_below_source
         _replace_open(underlying, open_below_source)
         global _current_hook  # as builtins.open, it is one for the process
         _current_hook = self
-
-    def uninstall(self) -> None:
-        """Put back the ``open`` that was found, unless it has been replaced since."""
-        global _current_hook
-        if self._underlying is not None and builtins.open is self._wrapper:
-            _replace_open(self._wrapper, self._underlying)
-        self._underlying = None
-        if _current_hook is self:
-            _current_hook = None
 
     def _below(self, file: Any) -> str | None:
         """Return what the handler is to know of ``file``; None if it lies elsewhere, or is none."""

@@ -172,7 +172,6 @@ class Pipeline:
         try:
             return self._view(message)
         except Exception as error:  # the user's: an example came that cannot be unpickled here
-            self._release_unseen(message)
             first, last = indices[[0, -1]].tolist()
             reason = f"an example of this mini-batch, {first} to {last}, cannot be unpickled"
             context = ExampleError(first, (), f"{reason} ({described(error)[0]})", "")
@@ -233,7 +232,11 @@ class Pipeline:
 
     def _view(self, message: Message) -> Any:
         _, _, layout_id, slot, parts = message
-        reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
+        try:
+            reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
+        except Exception:
+            self._release_unseen(message)  # later it is lent, and its views release it
+            raise
         if layout_id < 0:
             return self._views.view_empty(reports)
         batch = self._views.view(self._slots.filled(layout_id, slot, reports))

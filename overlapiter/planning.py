@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import itertools
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
+#: A capacity of so many mini-batches, were all files as large as the first one, is ample.
+_AMPLE = 100
 #: What says that a disk is full or has failed; anything else is a mistake in the options.
 _ILLNESSES = {errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT}
 #: What the supervisor keeps of an example: where its files lie, and when it is read next.
@@ -313,12 +316,15 @@ def _check_capacity(
     capacity_bytes: int, source: str, dataset: Any, first_indices: list[int]
 ) -> None:
     """Refuse a capacity that does not hold the files of one mini-batch, in whole blocks."""
-    paths: set[str] = set()
-    for index in first_indices:
-        declared = declared_paths(dataset, index) or []
-        paths.update(absolute for _, absolute in paths_below(source, declared))
-    sizes = [os.path.getsize(path) for path in paths if os.path.exists(path)]
-    needed_bytes = sum(aligned(size_bytes, _BLOCK_BYTES) for size_bytes in sizes or [1])
+    needed_bytes = 0
+    declared = [path for index in first_indices for path in declared_paths(dataset, index) or []]
+    paths = dict.fromkeys(absolute for _, absolute in paths_below(source, declared))
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):  # it is missing, or a URL
+            needed_bytes += aligned(os.stat(path).st_size, _BLOCK_BYTES)
+        if capacity_bytes > _AMPLE * len(paths) * needed_bytes > 0:
+            return  # to ask a slow store for each of them would take seconds
+    needed_bytes = max(needed_bytes, _BLOCK_BYTES)
     if capacity_bytes < needed_bytes:
         raise OptionError(
             "capacity",

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from overlapiter.errors import OptionError
-from overlapiter.openhook import OpenHook, _replace_open, local_path
+from overlapiter.openhook import OpenHook, local_path
 from overlapiter.stagedfile import open_bytes, open_instead
+from tests.support.hooks import uninstall
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +84,7 @@ def handler(source):
     hook = OpenHook(str(source), handler)
     hook.install()
     yield handler
-    hook.uninstall()
+    uninstall()
 
 
 # --- the hook ---------------------------------------------------------------------------------
@@ -180,7 +181,7 @@ def test_other_files_are_left_alone_and_reported(source):
     assert (source / "c.txt").read_text() == "source c"
     with open(source.parent / "new", "w"):
         pass
-    hook.uninstall()
+    uninstall()
     assert (handler.asked, others) == ([str(source / "c.txt")], [str(other)] * 2)
 
 
@@ -215,7 +216,7 @@ def test_what_the_handler_raises_reaches_the_caller(source):
         with pytest.raises(StopHere):
             (source / "a.txt").read_text()
     finally:
-        hook.uninstall()
+        uninstall()
 
 
 # --- who imported open ------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def test_a_module_that_imported_open_earlier_is_redirected_while_the_hook_is_the
     hook.install()
     assert module.read(source / "a.txt") == "staged a"
     assert {getattr(*keeper) for keeper in keepers} == {builtins.open}
-    hook.uninstall()
+    uninstall()
     assert [getattr(*keeper) for keeper in keepers] == before
 
 
@@ -256,7 +257,7 @@ def test_a_module_with_an_open_of_its_own_keeps_it(source, monkeypatch):
     hook = OpenHook(str(source), Handler({}))
     hook.install()
     assert module.open is own
-    hook.uninstall()
+    uninstall()
     assert module.open is own
 
 
@@ -279,20 +280,9 @@ def test_hooks_stack_on_what_replaced_open_before(source, plain_open):
     assert seen == []
     assert (source / "c.txt").read_text() == "source c"
     assert seen == [str(source / "c.txt")]
-    for hook in (upper, lower):
-        hook.uninstall()
+    for _ in (upper, lower):
+        uninstall()
     assert builtins.open is noisy_open
-
-
-def test_a_hook_leaves_a_later_replacement_of_open_alone(source, plain_open):
-    hook = OpenHook(str(source), Handler({}))
-    hook.install()
-    hooked = builtins.open
-    later = builtins.open = lambda *args, **kwargs: plain_open(*args, **kwargs)
-    hook.uninstall()
-    hook.uninstall()
-    assert builtins.open is later
-    _replace_open(hooked, plain_open)
 
 
 def test_a_file_at_another_place_is_opened_under_the_name_of_the_source_unseen_by_hooks(source):
@@ -306,7 +296,7 @@ def test_a_file_at_another_place_is_opened_under_the_name_of_the_source_unseen_b
     with open(source / "a.txt") as text, open(source / "a.txt", "rb", 0) as raw:
         assert (text.read(), raw.readall()) == ("copy", b"copy")
         assert text.name == raw.name == str(source / "a.txt")
-    hook.uninstall()
+    uninstall()
     assert others == []
 
 
@@ -328,7 +318,7 @@ def test_in_a_file_reader_local_path_is_what_the_handler_says(source, handler):
 def test_after_the_hook_is_gone_local_path_is_the_path_itself(source):
     hook = OpenHook(str(source), Handler(staged(source, "a")))
     hook.install()
-    hook.uninstall()
+    uninstall()
     assert local_path(source / "a.txt") == str(source / "a.txt")
 
 
@@ -354,7 +344,7 @@ def remote():
     hook = OpenHook("s3://bucket/train", handler, Direct(), handler.others.append)
     hook.install()
     yield handler
-    hook.uninstall()
+    uninstall()
 
 
 @pytest.mark.parametrize("spelling", ["s3://bucket/train/a.txt", "s3:/bucket/train/a.txt"])

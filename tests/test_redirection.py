@@ -18,6 +18,7 @@ from overlapiter.errors import OptionError
 from overlapiter.openhook import OpenHook, replace_imported
 from overlapiter.redirection import Reader, install
 from overlapiter.stagedfile import open_bytes
+from tests.support.hooks import uninstall
 
 LIBRARY = """
 import _io
@@ -78,7 +79,7 @@ def copies(source: Path):
     hook = OpenHook(str(source), handler)
     hook.install()
     yield handler
-    hook.uninstall()
+    uninstall()
 
 
 @pytest.fixture

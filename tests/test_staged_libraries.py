@@ -27,6 +27,7 @@ from PIL import Image
 
 from overlapiter.openhook import OpenHook
 from overlapiter.stagedfile import StagedFile, open_bytes
+from tests.support.hooks import uninstall
 
 TEXT = "first\r\nsecond: naïve\nthird\rlast".encode()
 LONG = bytes(range(256)) * 200
@@ -264,7 +265,7 @@ def test_a_library_reads_the_same_from_a_staged_file(samples, tmp_path, monkeypa
     try:
         found = outcome(use, source / name)
     finally:
-        hook.uninstall()
+        uninstall()
     assert handler.n_opens
     np.testing.assert_equal(found, expected)
 

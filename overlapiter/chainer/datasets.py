@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any
 
+import chainer
 import numpy as np
 from chainer import datasets as chainer_datasets
 
@@ -189,6 +190,8 @@ class DatasetPickler(pickle.Pickler):
 
     def reducer_override(self, thing: Any) -> Any:
         """Replace the lists of Chainer's image datasets by packed ones; pickle the rest as is."""
+        if thing is chainer.mixed16:  # by its name: a copy of it would be no such type
+            return "mixed16"
         if type(thing) not in _PACKABLE:  # the code of a subclass may need a list
             return NotImplemented
         reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))

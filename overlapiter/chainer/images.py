@@ -11,7 +11,7 @@ from chainer.datasets import image_dataset
 from PIL import Image, _imaging
 
 from overlapiter.sharedmem.images import DecodedImage
-from overlapiter.workers.reader.face import Face
+from overlapiter.workers.reader.face import ChainerFace
 
 _OF_IMAGES = (
     chainer_datasets.ImageDataset,
@@ -26,7 +26,7 @@ _OF_IMAGES = (
 _PLAIN = (list, tuple, np.ndarray)
 
 
-class ImageFace(Face):
+class ImageFace(ChainerFace):
     """Has Chainer's image datasets give images as they were decoded.
 
     A :class:`DecodedImage` goes through Chainer's own code unseen. Any other code, a user's

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import pickle
 import time
 import warnings
 from collections.abc import Iterable
@@ -430,11 +433,25 @@ class OverlapIterator(ProgressAttributes):
         return _revived, (type(self), arguments_of(self), added, *state)
 
 
-def _face_of(dataset: Any) -> Face | None:
-    """Return the face that reads a dataset's images; None to leave that to the dataset."""
+def _face_of(dataset: Any) -> Face:
+    """Return the face that reads a dataset."""
     from overlapiter.chainer.images import ImageFace, gives_plain_images  # while it starts, too
+    from overlapiter.workers.reader.face import ChainerFace
 
-    return ImageFace(dataset) if gives_plain_images(dataset) else None
+    kind = ImageFace if gives_plain_images(dataset) else ChainerFace
+    return kind(dataset, _pickled_config())
+
+
+def _pickled_config() -> dict[str, bytes]:
+    """Return Chainer's configuration in this thread, but for what cannot be pickled."""
+    config = chainer.config
+    pickled_config = {}
+    for name in {**vars(chainer.global_config), **vars(config._local)}:
+        stream = io.BytesIO()
+        with contextlib.suppress(Exception):  # a value of the user's, for the trainer alone
+            DatasetPickler(stream, pickle.HIGHEST_PROTOCOL).dump(getattr(config, name))
+            pickled_config[name] = stream.getvalue()
+    return pickled_config
 
 
 def _revived(

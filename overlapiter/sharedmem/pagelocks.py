@@ -9,7 +9,9 @@ for each mini-batch, and locking one takes milliseconds.
 from __future__ import annotations
 
 import collections
+import contextlib
 import mmap
+import os
 import sys
 import time
 import warnings
@@ -37,7 +39,11 @@ class PageLocker(Protocol):
         """
 
     def unlock(self, address: int) -> None:
-        """Unlock the range that begins at this address, after the device has done with it."""
+        """Unlock the range that begins at this address, after the device has done with it.
+
+        Raises:
+            RuntimeError: It cannot: after an error on a device CUDA does nothing more.
+        """
 
     def mark(self) -> Callable[[], bool]:
         """Return a function that tells whether all that is queued on the device now is done."""
@@ -48,6 +54,7 @@ class PageLocks:
 
     def __init__(self, locker: PageLocker) -> None:
         self._locker = locker
+        self._owner_pid = os.getpid()
         self._is_refused = False
         self._addresses: dict[Slot, int] = {}
         self._draining: collections.deque[tuple[Callable[[], bool], list[Slot]]] = (
@@ -97,16 +104,21 @@ class PageLocks:
         return done
 
     def unlock(
-        self, segment_id: int | None = None, is_ending: Callable[[], bool] = sys.is_finalizing
+        self,
+        segment_id: int | None = None,
+        is_ending: Callable[[], bool] = sys.is_finalizing,
+        getpid: Callable[[], int] = os.getpid,
     ) -> None:
         """Unlock the slots of a segment, or all of them, which then are never given back.
 
-        Names nothing global: where the interpreter is ending, modules have lost their names. Then
-        nothing is unlocked, since the driver may be gone, and the kernel frees the memory.
+        Unlocks nothing where the interpreter is ending, since the driver may be gone, and the
+        kernel frees the memory; nor in a forked child, where the driver does not work. To find that
+        out it names nothing global: modules may have lost their names.
         """
-        if is_ending():
+        if is_ending() or getpid() != self._owner_pid:
             return
         if segment_id is None:
             self._draining.clear()  # unlocking waits for the device
         for slot in [s for s in self._addresses if segment_id in (None, s.segment_id)]:
-            self._locker.unlock(self._addresses.pop(slot))
+            with contextlib.suppress(RuntimeError):  # the user's code has met the device's error
+                self._locker.unlock(self._addresses.pop(slot))

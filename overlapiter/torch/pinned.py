@@ -33,8 +33,7 @@ class TorchLocker:
 
     def unlock(self, address: int) -> None:
         """Wait for the devices, and unlock the pages."""
-        # After an error on a device, which the user's code has met, CUDA does nothing more.
-        with contextlib.suppress(RuntimeError), _any_device():
+        with _any_device():
             for device in _devices():
                 torch.cuda.synchronize(device)
             torch.cuda.cudart().cudaHostUnregister(address)

@@ -105,6 +105,19 @@ class Augmented(Pixels):
         return values + np.random.rand(*self.shape).astype(np.float32), index
 
 
+class Configured(Examples):
+    """Gives what Chainer's configuration says where the example is read."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def get_example(self, i: int) -> Any:
+        import chainer
+
+        dtype = chainer.get_dtype(map_mixed16=np.float64)
+        return np.full(2, i, dtype), int(chainer.config.train), chainer.config.augment
+
+
 class Draws(Examples):
     """Gives what it draws from the two global random streams, and the process.
 

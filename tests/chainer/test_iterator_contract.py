@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import chainer
 import numpy as np
 import pytest
 from chainer.dataset import tabular
@@ -15,7 +16,7 @@ from chainer.iterators import ShuffleOrderSampler
 
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker
-from tests.chainer.iterator_datasets import Draws, Pixels, Values, indices_of
+from tests.chainer.iterator_datasets import Configured, Draws, Pixels, Values, indices_of
 
 
 class Recording:
@@ -205,6 +206,18 @@ class Types(Values):
 
     def get_example(self, i: Any) -> str:
         return type(i).__name__
+
+
+def test_chainer_is_configured_in_the_workers_as_where_the_iterator_was_made(
+    make: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chainer.global_config, "dtype", chainer.mixed16)
+    monkeypatch.setattr(chainer.global_config, "augment", 5, raising=False)
+    monkeypatch.setattr(chainer.global_config, "lock", threading.Lock(), raising=False)
+    with chainer.using_config("train", False):
+        iterator = make(Configured(), 4, shuffle=False)
+        array, is_training, augment = next(iterator)[3]
+    assert (array.dtype, is_training, augment) == (np.float64, 0, 5)
 
 
 def test_readers_never_share_a_random_stream(tmp_path: Path) -> None:

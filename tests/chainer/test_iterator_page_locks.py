@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Callable
 
@@ -34,14 +35,21 @@ class Device:
 
     Args:
         refuses: Whether it can lock nothing.
+        is_broken: Whether it reports an error whenever it unlocks.
         n_behind: Marks that it always is behind, which are not done.
         step_seconds: How long after the one before each of the other marks is done.
     """
 
     def __init__(
-        self, *, refuses: bool = False, n_behind: int = 0, step_seconds: float = 0.0
+        self,
+        *,
+        refuses: bool = False,
+        is_broken: bool = False,
+        n_behind: int = 0,
+        step_seconds: float = 0.0,
     ) -> None:
         self.refuses = refuses
+        self.is_broken = is_broken
         self.locked: dict[int, int] = {}
         self.n_marks = 0
         self.n_behind = n_behind
@@ -56,6 +64,8 @@ class Device:
 
     def unlock(self, address: int) -> None:
         del self.locked[address]
+        if self.is_broken:
+            raise RuntimeError("an illegal address was accessed")
 
     def mark(self) -> Callable[[], bool]:
         self.n_marks += 1
@@ -183,6 +193,30 @@ def test_the_end_of_the_interpreter_unlocks_nothing():
     assert len(device.locked) == 1
     locks.unlock()
     assert not device.locked
+
+
+def test_an_iterator_ends_though_its_device_is_broken(iterator):
+    device = Device(is_broken=True)
+    lock_all(iterator, device)
+    for _ in range(4):
+        next(iterator)
+    assert device.locked
+    iterator.finalize()
+    assert not device.locked
+
+
+def test_a_forked_child_unlocks_nothing(iterator):
+    device = Device()
+    lock_all(iterator, device)
+    next(iterator)
+    pid = os.fork()
+    if not pid:
+        try:
+            iterator.finalize()
+            os._exit(0 if device.locked else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ import pytest
 from overlapiter import Staging, Tier
 from overlapiter.chainer.arguments import count_readers
 from overlapiter.chainer.datasets import DatasetPickler
+from overlapiter.chainer.iterator import _face_of
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import Node, set_node
 from overlapiter.planning import default_prefetchers, staging_plan
@@ -304,6 +305,22 @@ def test_files_that_are_missing_or_elsewhere_or_unknown_need_one_block(source, d
         assert staging_plan(staging, dataset, [0, 1]).capacity_bytes == 4096
 
 
+@pytest.mark.parametrize(("capacity", "n_looks"), [(3 * BLOCK_BYTES, 3), ("1TB", 1)])
+def test_a_slow_store_is_asked_for_each_size_once_and_where_there_is_ample_room_for_one(
+    monkeypatch, source, dataset, directory, capacity, n_looks
+):
+    looked_at = []
+
+    def stat(path, *args, _underlying=os.stat, **options):
+        if str(path).startswith(f"{source}/"):
+            looked_at.append(path)
+        return _underlying(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    staging_plan(Staging(directory, capacity=capacity, keep_free=0), dataset, BATCH)
+    assert len(looked_at) == n_looks
+
+
 def test_a_share_that_comes_to_nothing_is_refused(dataset, directory):
     text = refused("capacity", Staging(directory, capacity="0.00000000000001%"), dataset)
     assert "0 bytes are less" in text
@@ -323,7 +340,7 @@ def test_chainer_is_imported_before_the_workers_start_if_the_dataset_derives_fro
     monkeypatch.setattr(Own, "__module__", "mine")
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
     dataset = kind()
-    parcel, modules = pickled(dataset, DatasetPickler)
+    parcel, modules = pickled(dataset, DatasetPickler, _face_of)
     try:
         assert not parcel.mentions("chainer")
         assert ("overlapiter.chainer.preload" in modules) == expected

@@ -45,3 +45,17 @@ if __name__ == "__main__":
         print(next(iterator))
 """
     assert run_script(tmp_path, body).stdout == "set()\n[1, 2]\n"
+
+
+def test_chainer_is_configured_in_a_worker_that_imports_it_for_an_example(tmp_path: Path) -> None:
+    body = """
+import chainer
+import overlapiter
+from tests.chainer.iterator_datasets import Configured
+
+if __name__ == "__main__":
+    chainer.global_config.augment = 5
+    with overlapiter.OverlapIterator(Configured(), 2, shuffle=False, n_processes=1) as iterator:
+        print(next(iterator)[1][1:])
+"""
+    assert run_script(tmp_path, body).stdout == "(1, 5)\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from multiprocessing import util
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,27 @@ def test_an_example_that_cannot_be_read_is_left_out_where_that_is_asked_for() ->
         batch = next(engine)
         assert content(batch) == expected(Pixels(12), [4, 6, 7])
         assert [error.index for error in batch.skipped] == [5]
+
+
+class Connected(Pixels):
+    """Has a connection for each process; an example tells whether that is its own one."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._connect()
+        util.register_after_fork(self, Connected._connect)
+
+    def _connect(self) -> None:
+        self._connected_pid = os.getpid()
+
+    def get_example(self, i: int) -> Any:
+        return np.bool_(self._connected_pid == os.getpid()), np.int32(i)
+
+
+def test_a_dataset_that_asks_multiprocessing_for_it_opens_its_connections_in_each_worker() -> None:
+    with Engine(Connected(40), 4) as engine:
+        are_own = [bool(is_own) for _ in range(10) for is_own, _ in next(engine)]
+    assert all(are_own)
 
 
 def test_a_mini_batch_that_is_kept_is_never_overwritten() -> None:

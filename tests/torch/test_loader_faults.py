@@ -223,6 +223,22 @@ def test_a_length_that_cannot_be_staged_is_refused(
         iter(loader)
 
 
+@pytest.mark.parametrize("collate_fn", [None, D.OddBatch])
+def test_a_mini_batch_that_cannot_be_shown_takes_the_memory_of_no_other_one(
+    plain_pair: Pair, collate_fn: Any
+) -> None:
+    iterator = iter(plain_pair.ours(D.OddPairs(), 4, collate_fn=collate_fn))
+    kept = []
+    for start in range(0, 64, 8):
+        with pytest.raises(LookupError, match="even"):
+            next(iterator)
+        gc.collect()  # the traceback, which holds what was to be shown
+        kept.append((start + 4, next(iterator)))
+    for start, batch in kept:
+        tensor = batch if collate_fn else batch[0]
+        assert tensor[:, 0].tolist() == [*range(start, start + 4)]
+
+
 # --- disks ------------------------------------------------------------------------------------
 
 

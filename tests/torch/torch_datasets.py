@@ -328,6 +328,43 @@ def one_way(_examples: Any) -> OneWay:
     return OneWay()
 
 
+def in_odd_mini_batches(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor; LookupError in every other mini-batch of four."""
+    if int(tensor.flatten()[0]) % 8 == 0:
+        raise LookupError("even")
+    return tensor
+
+
+class Odd(Pair):
+    """A pair that every other mini-batch of four cannot be collated to."""
+
+    def __new__(cls, first: Any, second: Any) -> Odd:
+        """Refuse when the second one is not a number any more."""
+        if isinstance(second, torch.Tensor):
+            in_odd_mini_batches(second)
+        return super().__new__(cls, first, second)
+
+
+class OddPairs(data.Dataset):
+    """Gives such pairs."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> Odd:
+        return Odd(torch.full((1000,), index), index)
+
+
+class OddBatch:
+    """Its tensor, where it is unpickled; every other one cannot be."""
+
+    def __init__(self, examples: list[Odd]) -> None:
+        self.tensor = torch.stack([first for first, _ in examples])
+
+    def __reduce__(self) -> Any:
+        return in_odd_mini_batches, (self.tensor,)
+
+
 class Counting(data.Dataset):
     """Counts how often this copy of it was asked."""
 

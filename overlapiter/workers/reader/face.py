@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import random
 from typing import Any
 
 import numpy as np
 
+from overlapiter.importhook import when_imported
 from overlapiter.sharedmem.layout import Structure, flatten
 from overlapiter.sources import Dataset
 
@@ -69,3 +72,31 @@ class Face:
     def failure(self, error: BaseException) -> BaseException:
         """Return what is to travel to the trainer for what the user's code raised."""
         return error
+
+
+class ChainerFace(Face):
+    """Has Chainer configured in file readers as it is in the trainer.
+
+    It imports nothing of Chainer, which a dataset may do without, and does not stand in our package
+    for Chainer, whose import would take each supervisor 3 ms.
+
+    Args:
+        dataset: The dataset.
+        config: The values of ``chainer.config``, each pickled.
+    """
+
+    def __init__(self, dataset: Dataset, config: dict[str, bytes]) -> None:
+        super().__init__(dataset)
+        self._config = config
+
+    def begin(self, number: int, n_readers: int) -> None:
+        """Configure Chainer now if this process has imported it, and whenever it does."""
+        super().begin(number, n_readers)
+        when_imported("chainer", self._configure)
+
+    def _configure(self, chainer: Any, is_complete: bool) -> None:
+        if not is_complete:
+            return
+        for name, pickled in self._config.items():
+            with contextlib.suppress(Exception):  # a value of the user's, for the trainer alone
+                setattr(chainer.global_config, name, pickle.loads(pickled))

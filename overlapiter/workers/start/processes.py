@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import util
 from typing import NoReturn
 
 import numpy as np
@@ -174,6 +175,8 @@ def fork_worker(name: str, run: Callable[[], None], report: Callable[[str], None
         own_file_offsets()
         random.seed()
         np.random.seed()  # the global stream is what datasets use
+        # As multiprocessing does: Chainer's PickleDataset, for example, opens its file anew then.
+        util._run_after_forkers()  # type: ignore[attr-defined]  # no public one; unknown to mypy
         run()
         status = 0
     except BaseException:  # nothing may run on into the supervisor's stack
