@@ -145,19 +145,20 @@ class Row:
         """Count on in a copy, which no process reads, and let go of the memory."""
         self._cells = memoryview(bytearray(self._cells)).cast("q")  # nothing global, as below
 
-    def add_answer(self, took_ns: int, n_bytes: int) -> None:
-        """Count an answer of the slow store, in the row of a prefetcher."""
-        self.add_latency(took_ns)
-        cells = self._cells
-        cells[Counter.ANSWERS] += 1
-        cells[Counter.ANSWERED_KB] += n_bytes // 1000
+    def add_answers(self, answers: Sequence[tuple[int, int]]) -> None:
+        """Count answers of the slow store, ns and bytes of each, in the row of a prefetcher."""
+        for took_ns, _ in answers:
+            self.add_latency(took_ns)
+        cells, (least_ns, _) = self._cells, min(answers)
+        cells[Counter.ANSWERS] += len(answers)
+        cells[Counter.ANSWERED_KB] += sum([n_bytes // 1000 for _, n_bytes in answers])
         cells[Counter.ANSWERED_NS] = time.monotonic_ns()
-        if not 0 < cells[Counter.LEAST_READ_NS] <= took_ns:
-            cells[Counter.LEAST_READ_NS] = took_ns
+        if not 0 < cells[Counter.LEAST_READ_NS] <= least_ns:
+            cells[Counter.LEAST_READ_NS] = least_ns
 
     def add_latency(self, ns: int) -> None:
         """Count a latency: of the slow store in the row of a prefetcher, else of the disk."""
-        number = int(math.log2(max(ns, 1)) * 4) - _FIRST_CLASS
+        number = int(math.log2(ns or 1) * 4) - _FIRST_CLASS
         self._cells[_N_COUNTERS + min(max(number, 0), N_CLASSES - 1)] += 1
 
 

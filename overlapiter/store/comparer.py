@@ -14,7 +14,7 @@ from .extents import Extent
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
-from .outcome import NoteAnswer, Staged
+from .outcome import NoteAnswers, Staged
 from .store import Found, Store, Wanted
 
 #: How a staged file is compared with its source before a run first uses it.
@@ -36,14 +36,14 @@ class Comparer:
         validate: Validation,
         health: Health,
         mover: Mover,
-        note_answer: NoteAnswer,
+        note_answers: NoteAnswers,
     ) -> None:
         self._stores = stores
         self._origin = origin
         self._validate = validate
         self._health = health
         self._mover = mover
-        self._note_answer = note_answer
+        self._note_answers = note_answers
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
 
     @property
@@ -73,11 +73,10 @@ class Comparer:
         except OSError as error:
             return self._health.blame_source(tier, error)
         finally:
-            self._note_answer("stat", file.path, time.monotonic_ns() - began_ns, 0)
+            self._note_answers("stat", [(file.path, time.monotonic_ns() - began_ns, 0)])
 
-    def take_look(self, read: BulkRead, file: Wanted, tier: int) -> Original | Staged:
-        """Return the same of a source file that was looked at in bulk."""
-        self._note_answer("stat", file.path, read.ended_ns - read.began_ns, 0)
+    def take_look(self, read: BulkRead, tier: int) -> Original | Staged:
+        """Return the same of a source file that was looked at in bulk; the caller notes that."""
         if read.error:
             return self._health.blame_source(tier, read.failure())
         return Original(read.size_bytes, read.mtime_ns)

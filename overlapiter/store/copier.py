@@ -20,7 +20,7 @@ from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
-from .outcome import MakeRoom, NoteAnswer, Outcome, Staged
+from .outcome import MakeRoom, NoteAnswers, Outcome, Staged
 from .places import write_files
 from .segments import write
 from .store import Place, Store, Wanted
@@ -117,12 +117,12 @@ class Copier:
         stores: Sequence[Store],
         origin: Origin,
         health: Health,
-        note_answer: NoteAnswer,
+        note_answers: NoteAnswers,
     ) -> None:
         self._stores = stores
         self._origin = origin
         self._health = health
-        self._note_answer = note_answer
+        self._note_answers = note_answers
         self._mean_bytes = 0.0  # of what files take of the segments that they share
         #: Held while room is made for files that are to be read: else others would take it.
         self._making_room = threading.Lock()
@@ -169,7 +169,7 @@ class Copier:
         except (OSError, ValueError) as error:  # no file can have a path with a null in it
             got, read_bytes = self._health.blame_source(home, error), 0
         read_ns = source.took_ns if source else time.monotonic_ns() - began_ns
-        self._note_answer("read slow store", file.path, read_ns, read_bytes)
+        self._note_answers("read slow store", [(file.path, read_ns, read_bytes)])
         if isinstance(got, Copy):
             return got._replace(answer=got.answer._replace(read_ns=read_ns))
         if data and read_bytes:
@@ -198,11 +198,10 @@ class Copier:
         return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
 
     def take(self, read: BulkRead, file: Wanted, home: int, release: Release) -> Content | Staged:
-        """Take a small file that was read in bulk."""
-        read_ns, data = read.ended_ns - read.began_ns, read.data
-        self._note_answer("read slow store", file.path, read_ns, len(data or b""))
-        if data is not None:
-            return _content_of(file, data, read.mtime_ns, read_ns, release)
+        """Take a small file that was read in bulk; the caller notes the answer."""
+        if read.data is not None:
+            read_ns = read.ended_ns - read.began_ns
+            return _content_of(file, read.data, read.mtime_ns, read_ns, release)
         release()
         if read.error:
             return self._health.blame_source(home, read.failure())

@@ -254,7 +254,7 @@ class OpenGeneration:
         for charged_bytes in charges:
             if charged_bytes > spare_bytes:
                 break
-            place = self._vacant_place(charged_bytes)
+            place = self._vacant_place(charged_bytes) if self.vacant.size_bytes else None
             if place is None:
                 if charged_bytes > segment.surplus_bytes:
                     break  # what is vacant has other sizes

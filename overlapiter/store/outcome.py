@@ -12,9 +12,12 @@ from .extents import Extent
 #: Called with a tier and a size in bytes: frees some room there, if it can; says whether it did.
 MakeRoom = Callable[[int, int], bool]
 
-#: Called with what the source was asked for, the path, how long it took in ns, and the bytes that
-#: came; without a path where other processes were waited for.
-NoteAnswer = Callable[[str, str, int, int], None]
+#: Of an answer of the source: the path, how long it took in ns, and the bytes that came; without a
+#: path where other processes were waited for.
+Answer = tuple[str, int, int]
+
+#: Called with what the source was asked for, and with the answers that came together.
+NoteAnswers = Callable[[str, list[Answer]], None]
 
 #: A source that changed so lately may still be written, in pieces that no look at it can tell.
 _SETTLING_NS = 2 * 10**9

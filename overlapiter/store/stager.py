@@ -26,7 +26,7 @@ from .fetching import Fetching, Steps
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
-from .outcome import Done, MakeRoom, NoteAnswer, Outcome, Staged
+from .outcome import Answer, Done, MakeRoom, NoteAnswers, Outcome, Staged
 from .part import Batch, Part
 from .store import Claim, Found, Store, Wanted
 from .waiting import Wait
@@ -70,7 +70,7 @@ class Stager:
             nothing.
         submit: Has a job done by another thread; jobs wait for the slow store.
         warn: Called with what the user should know. The text does not depend on the file.
-        note_answer: Called with each answer of the source.
+        note_answers: Called with all answers of the source.
         peers: Fetches files from other nodes; None if there are none.
         bulk: Reads small files without jobs; what it has read is to be brought to
             :meth:`take_read`. None if each file is to be a job.
@@ -83,18 +83,18 @@ class Stager:
         validate: Validation,
         submit: Callable[[Job], None],
         warn: Callable[[str], None],
-        note_answer: NoteAnswer = lambda _what, _path, _took_ns, _n_bytes: None,
+        note_answers: NoteAnswers = lambda _what, _answers: None,
         peers: Fetches | None = None,
         bulk: Bulk | None = None,
     ) -> None:
         self.stores = stores
         self._submit = submit
-        self._note_answer = note_answer
+        self._note_answers = note_answers
         self._lock = threading.Lock()
         self._health = Health(stores, warn)
-        self._copier = Copier(stores, origin, self._health, note_answer)
+        self._copier = Copier(stores, origin, self._health, note_answers)
         self._mover = Mover(stores, self._copier, self._health)
-        self._comparer = Comparer(stores, origin, validate, self._health, self._mover, note_answer)
+        self._comparer = Comparer(stores, origin, validate, self._health, self._mover, note_answers)
         self._fetching = None
         if peers is not None:
             steps = Steps(submit, self._look_at, self._copy, self._end_copy)
@@ -222,8 +222,8 @@ class Stager:
         return found
 
     def _take_look(self, read: BulkRead, comparison: _Comparison) -> None:
-        _part, file, found, is_suspect = comparison
-        original = self._comparer.take_look(read, file, found.extent.tier)
+        _part, _file, found, is_suspect = comparison
+        original = self._comparer.take_look(read, found.extent.tier)
         if self._comparer.has_to_read(found, is_suspect):
             self._submit(functools.partial(self._settle, comparison, original, _at_once))
         else:
@@ -346,7 +346,7 @@ class Stager:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
                     raise TimeoutError
-                self._note_answer("wait", "", int(wait.pause() * 1e9), 0)
+                self._note_answers("wait", [("", int(wait.pause() * 1e9), 0)])
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
                     return
@@ -399,10 +399,14 @@ class Stager:
     def take_read(self, reads: Iterable[BulkRead]) -> None:
         """Take files that were read, and sources that were looked at, in bulk."""
         taken: dict[Part, dict[Wanted, Content | Copy | Staged]] = {}
+        answers: dict[str, list[Answer]] = {"stat": [], "read slow store": []}
         for read in reads:
+            is_look, file = isinstance(read.token, _Comparison), read.token.file
             if read.fd < 0:
-                self._reading.pop(read.token.file.key, None)
-            if isinstance(read.token, _Comparison):
+                self._reading.pop(file.key, None)
+                answer = file.path, read.ended_ns - read.began_ns, len(read.data or b"")
+                answers["stat" if is_look else "read slow store"].append(answer)
+            if is_look:
                 self._take_look(read, read.token)
                 continue
             part, file, release = read.token
@@ -413,6 +417,9 @@ class Stager:
                 took_ns = read.ended_ns - read.began_ns
                 opened = Opened(self._bulk.lent(read, file.path), took_ns)
                 self._submit(functools.partial(self._copy, part, file, release, opened))
+        for what, own in answers.items():
+            if own:
+                self._note_answers(what, own)
         for part, copied in taken.items():
             self._end_copies(part, copied, self._submit)
 

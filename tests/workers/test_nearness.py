@@ -22,7 +22,7 @@ def board() -> Iterator[StatsBoard]:
 
 def answer(board: StatsBoard, n_answers: int, milliseconds: float) -> None:
     for number in range(n_answers):
-        board.prefetcher_row(number % 2).add_answer(int(milliseconds * 1e6), 1000)
+        board.prefetcher_row(number % 2).add_answers([(int(milliseconds * 1e6), 1000)])
 
 
 def test_a_store_is_near_after_enough_fast_answers_and_no_more_after_slow_ones(

@@ -182,7 +182,7 @@ def test_each_read_needs_two_descriptors(n_more, n_reads):
 
 def test_the_first_answer_of_a_source_tells_how_many_threads_are_of_use(crew):
     crew.threads.resize(8)
-    crew.threads.note_answer(10_000)
+    crew.threads.note_answers([10_000])
     crew.put(3)
     crew.await_busy(1)
 
@@ -190,7 +190,7 @@ def test_the_first_answer_of_a_source_tells_how_many_threads_are_of_use(crew):
 def test_jobs_that_never_end_hold_up_no_others_of_a_source_that_answers_at_once(crew):
     crew.threads.resize(8)
     for _ in range(500):
-        crew.threads.note_answer(10_000)
+        crew.threads.note_answers([10_000])
     crew.put(3)  # these never end
     done = threading.Semaphore(0)
     for _ in range(2000):
@@ -199,7 +199,7 @@ def test_jobs_that_never_end_hold_up_no_others_of_a_source_that_answers_at_once(
     while n_done < 2000:
         if done.acquire(timeout=0.1):
             n_done += 1
-            crew.threads.note_answer(10_000)
+            crew.threads.note_answers([10_000])
         else:
             n_looks += 1
             crew.threads.look()

@@ -24,7 +24,7 @@ from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, unpacked
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.outcome import Staged
+from overlapiter.store.outcome import Answer, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
@@ -84,7 +84,7 @@ class Prefetcher:
             self._plan.validate,
             self._threads.put,
             self._warn,
-            self._note_answer,
+            self._note_answers,
             self._peers,
             self._bulk,
         )
@@ -348,18 +348,21 @@ class Prefetcher:
         with self._lock:
             self._row.add(counter, n)
 
-    def _note_answer(self, what: str, path: str, took_ns: int, n_bytes: int) -> None:
-        """Count an answer of the slow store, and what tells by what it is limited."""
-        self._threads.note_answer(took_ns)
-        if self._trace.is_on and path:  # in one of the rows of the reads in flight
-            now_ns, file = time.monotonic_ns(), os.path.basename(path)
-            self._trace.add(what, "staging", now_ns - took_ns, now_ns, row="I/O slot", file=file)
-        if not n_bytes:
-            return
+    def _note_answers(self, what: str, answers: list[Answer]) -> None:
+        """Count answers of the slow store, and what tells by what it is limited."""
+        self._threads.note_answers([took_ns for _, took_ns, _ in answers])
+        for path, took_ns, _ in answers if self._trace.is_on else ():
+            if path:  # in one of the rows of the reads in flight
+                now_ns, file = time.monotonic_ns(), os.path.basename(path)
+                times = now_ns - took_ns, now_ns
+                self._trace.add(what, "staging", *times, row="I/O slot", file=file)
+        given = [(took_ns, n_bytes) for _, took_ns, n_bytes in answers if n_bytes]
         if self._peers is not None:
-            self._peers.note_store(took_ns / 1e9)
-        with self._lock:
-            self._row.add_answer(took_ns, n_bytes)
+            for took_ns, _ in given:
+                self._peers.note_store(took_ns / 1e9)
+        if given:
+            with self._lock:
+                self._row.add_answers(given)
 
     # --- examples whose files are not declared ------------------------------------------------
 

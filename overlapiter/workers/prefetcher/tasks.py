@@ -48,6 +48,10 @@ class Finding(NamedTuple):
     paths: tuple[str, ...]  # their absolute paths, where the dataset does not declare them
 
 
+#: The same in a message, which would name Finding each time.
+PlainFinding = tuple[int, bytes, bool, bool, tuple[str, ...]]
+
+
 class ExampleAtHand:
     """An example whose files are being staged."""
 
@@ -86,7 +90,7 @@ class TaskAtHand:
         """Return whether there is an answer for each file of an example."""
         return example.is_followed and all(key in self.answers for key in example.keys)
 
-    def finding(self, example: ExampleAtHand) -> tuple[object, ...]:
+    def finding(self, example: ExampleAtHand) -> PlainFinding:
         """Return the :class:`Finding` of a settled example, as a message has it."""
         extents: list[Extent] = []
         is_complete, was_refused = example.is_complete, False
@@ -96,7 +100,6 @@ class TaskAtHand:
                 extents.append(extent)
             is_complete &= is_settled and extent is not None
             was_refused |= outcome is Outcome.REFUSED
-        # Not by Finding, which a message would name each time.
         return example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
 
 

@@ -13,7 +13,7 @@ import os
 import queue
 import resource
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 _DESCRIPTORS_PER_READ = 2  # the file; and a segment of its own, if it is large
 _SPARE_DESCRIPTORS = 24  # for the dataset, messages, the index and the segments
@@ -31,7 +31,7 @@ _MOST_OF_MEAN = 8
 class Threads:
     """Threads that do jobs, the oldest first.
 
-    :meth:`put` and :meth:`note_answer` are safe for threads; the others are for one thread alone.
+    :meth:`put` and :meth:`note_answers` are safe for threads; the others are for one thread alone.
 
     Args:
         run: Called in each thread with what does the jobs, until the thread is to end.
@@ -65,14 +65,17 @@ class Threads:
                 self._jobs.append(job)
                 self._wake_for_job()
 
-    def note_answer(self, took_ns: int) -> None:
-        """Take note of how long the source has taken for an answer.
+    def note_answers(self, took_ns: Iterable[int]) -> None:
+        """Take note of how long the source has taken for each of some answers.
 
         Few long ones among many short ones count little: on a busy node they waited for a core.
         """
-        self._n_answers += 1
-        mean_ns, share = self._mean_ns, max(_SHARE, 1 / self._n_answers)
-        self._learn(mean_ns + (min(took_ns, _MOST_OF_MEAN * mean_ns) - mean_ns) * share)
+        mean_ns = self._mean_ns
+        for ns in took_ns:
+            self._n_answers += 1
+            share = max(_SHARE, 1 / self._n_answers)
+            mean_ns += (min(ns, _MOST_OF_MEAN * mean_ns) - mean_ns) * share
+        self._learn(mean_ns)
 
     def _forget(self) -> None:
         self._n_answers = 0

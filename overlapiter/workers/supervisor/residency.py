@@ -19,7 +19,7 @@ from overlapiter.store.extents import EXTENT_BYTES, Extent, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.words import size_words
 from overlapiter.workers.prefetcher.evictor import Moved
-from overlapiter.workers.prefetcher.tasks import Finding
+from overlapiter.workers.prefetcher.tasks import Finding, PlainFinding
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -234,20 +234,19 @@ class Residency:
             self._n_parts += 1
             self._eviction.hand_out(part.position, self._plain(part.indices))
 
-    def hear(self, findings: Iterable[Finding]) -> set[int]:
+    def hear(self, findings: Iterable[PlainFinding]) -> set[int]:
         """Take note of what became of examples; return those refused for lack of room."""
         refused = set()
         usual: dict[int, bytes] = {}
-        for finding in findings:
-            index = finding.example % self._n_examples
+        for example, extents, is_complete, was_refused, paths in findings:
+            index = example % self._n_examples
             self._suspects.discard(index)
-            extents = finding.extents
-            if finding.is_complete and len(extents) == EXTENT_BYTES and not finding.paths:
+            if is_complete and len(extents) == EXTENT_BYTES and not paths:
                 usual[index] = extents
                 continue
-            self._note(index, finding)
-            if finding.was_refused:
-                refused.add(finding.example)
+            self._note(index, Finding(example, extents, is_complete, was_refused, paths))
+            if was_refused:
+                refused.add(example)
         if usual:
             self._note_usual(usual)
         self.is_full |= bool(refused)

@@ -8,7 +8,7 @@ from typing import Any
 from overlapiter.errors import deaths_words
 from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
-from overlapiter.workers.prefetcher.tasks import Finding, StageTask
+from overlapiter.workers.prefetcher.tasks import StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths, GivenUp
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
@@ -190,7 +190,7 @@ class StagingStage:
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
         self._is_held_up, self._has_answer = False, True  # its files may be known now
-        _, task_id, plain_findings, moved = message
+        _, task_id, findings, moved = message  # each of them has what a Finding has
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
             return True
@@ -198,12 +198,12 @@ class StagingStage:
             del self._tasks[task_id]
             self._residency.take_back(task.victims, moved)
         # Those that were reported before come again, and may have been evicted since.
-        findings = [Finding(*plain) for plain in plain_findings if plain[0] in task.left]
-        if any(finding.paths for finding in findings):
+        findings = [finding for finding in findings if finding[0] in task.left]
+        if any(paths for _, _, _, _, paths in findings):
             # The dataset's code is asked for files, one example at a time in a process.
             self.team.n_wanted = len(self.team.workers)
         task.refused |= self._residency.hear(findings)
-        task.found.update((finding.example, finding.extents) for finding in findings)
+        task.found.update({example: extents for example, extents, _, _, _ in findings})
         task.left.difference_update(task.found)
         for part in task.take_settled():
             worker.take_back(part.part_id)
