@@ -10,14 +10,14 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.mpi.training.checkpoint import path_in
 from overlapiter.mpi.training.ending import expect_end, start_together
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
-from overlapiter.mpi.training.worker import DesertedError
+from overlapiter.mpi.training.worker import DesertedError, reason_of
 from overlapiter.node import launched_rank
 
 from .asked import Asked
@@ -75,7 +75,7 @@ def search(
         The study on one rank, the first that is left; None on the others.
 
     Raises:
-        OptionError: A setting or a file cannot work.
+        OptionError: A setting or a file cannot work, whatever is searched.
         TrainingError: The trials fail whatever the settings, or this rank's leader was lost.
     """
     for option, number in (("trials", n_trials), ("group", group_size)):
@@ -113,7 +113,6 @@ class _Alone:
     """The group of a process without MPI: it leads, and there are no others."""
 
     number, is_leader, comm = 0, True, None
-    failure: type[Exception] = TrainingError
 
     def order(self, what: Any) -> None: ...
 
@@ -214,12 +213,15 @@ def _lead(
         try:
             with asked.beating():
                 run(group.comm, asked.values, asked)
-        except (TrainingError, group.failure) as error:
+        except Exception as error:
+            if isinstance(error, OptionError) and error.option not in study.space.searched:
+                study.put_back(asked)  # no trial can work before the user has changed that
+                raise
             if group.leave_behind() or isinstance(error, DesertedError):
                 study.put_back(asked, f"ranks were lost ({error})")
                 say(f"trial {asked.number} of group {group.number} is done again: {error}")
                 continue
-            asked.reason = asked.reason or str(error)
+            asked.reason = asked.reason or reason_of(error)
         except BaseException:  # this group ends; another one, or a later run, does it
             study.put_back(asked)
             raise

@@ -27,11 +27,19 @@ from .meeting import send_later
 from .messages import Kind, Message, buffer_bytes
 from .outputs import Outputs
 from .plan import Plan, groups_of
-from .post import Mail, Post, ServerConnection, mpi_reason, reason_of
+from .post import Mail, Post, ServerConnection, mpi_reason
 from .silence import PATIENCE
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
-from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker, server_lost
+from .worker import (
+    DesertedError,
+    RefusedError,
+    ServerLostError,
+    StoppedError,
+    Worker,
+    reason_of,
+    server_lost,
+)
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
