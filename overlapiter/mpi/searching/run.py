@@ -14,14 +14,14 @@ from overlapiter.errors import OptionError
 from overlapiter.mpi.training.checkpoint import path_in
 from overlapiter.mpi.training.ending import expect_end, start_together
 from overlapiter.mpi.training.job import NoListener
-from overlapiter.mpi.training.model import Builder, builder_from
+from overlapiter.mpi.training.model import Builder
 from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
 from overlapiter.mpi.training.worker import DesertedError, reason_of
 from overlapiter.node import launched_rank
 
 from .asked import Asked
-from .space import Values, is_of_model, space_of, split
+from .space import Values, space_of
 from .study import Study, Trial, journal_bytes
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def search(
             raise OptionError(option, f"{number}; give at least 1")
     tables = read_toml(os.fspath(space)) if isinstance(space, (str, os.PathLike)) else space
     chosen = space_of(tables, _with_metric(settings, metric))
-    builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
-    run = functools.partial(_train, builder, train_files, val_files)
+    run = functools.partial(_train, model, train_files, val_files)
     world = ranks_of(comm)
     seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
     name = uuid.uuid4().hex
@@ -154,17 +153,15 @@ def _train(
     asked: Asked | None,
 ) -> None:
     """Train one trial, as one rank of a group."""
-    settings, of_model = split(values)
-    build = functools.partial(model, **of_model) if callable(model) and of_model else model
     records = train(
-        build,
+        model,
         train_files,
         val_files,
         comm=comm,
         on_epoch=None if asked is None else asked.on_epoch,
         listener=None if asked is None else _Listener(asked),
         restart=asked is not None and not asked.is_continued,
-        **settings,
+        **values,
     )
     if asked is not None and records:
         asked.finish(records[-1])

@@ -20,12 +20,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from overlapiter.errors import OptionError
-from overlapiter.mpi.training.settings import settings_of
+from overlapiter.mpi.training.settings import settings_of, split
 
 Choice = str | int | float | bool
-#: A trial's settings by name; those of the model have names that begin with :data:`MODEL`.
+#: A trial's settings by name, and the arguments of ``build_model()``, as train takes them.
 Values = dict[str, Any]
-MODEL = "model."
 #: What the search itself sets.
 _OURS = ("out",)
 
@@ -129,14 +128,3 @@ def _check(space: Space) -> None:
 
 def _ends(possible: Range | list[Choice]) -> list[Choice]:
     return possible if isinstance(possible, list) else [possible.low, possible.high]
-
-
-def is_of_model(name: str) -> bool:
-    """Return whether a searched value is an argument of ``build_model()``."""
-    return name.startswith(MODEL)
-
-
-def split(values: Mapping[str, Any]) -> tuple[Values, Values]:
-    """Return the settings of the training, and the arguments of ``build_model()``."""
-    of_model = {k.removeprefix(MODEL): v for k, v in values.items() if k.startswith(MODEL)}
-    return {k: v for k, v in values.items() if not k.startswith(MODEL)}, of_model

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
@@ -75,6 +77,7 @@ class Preparation:
     """
 
     model: str | os.PathLike[str] | Builder
+    of_model: Mapping[str, Any]  # arguments of build_model()
     train_files: Any
     val_files: Any
     settings: Settings
@@ -92,6 +95,14 @@ class Preparation:
         arguments = [*(os.fspath(word) for word in words), "--settings", path, "--out", "other"]
         return f"overlapiter train {shlex.join(arguments)}"
 
+    def to_toml(self) -> str:
+        """Return the settings, and the arguments of the model, as a TOML file."""
+        of_model = (
+            f'"model.{name}" = {json.dumps(value, ensure_ascii=False, default=str)}\n'
+            for name, value in self.of_model.items()
+        )
+        return f"# {self.command}\n{self.settings.to_toml()}{''.join(of_model)}"
+
     def plan(self, n_workers: int) -> Plan:
         """Look at the files. Raises OptionError and TrainingError."""
         train_paths = listed(self.train_files, "train_files")
@@ -105,6 +116,8 @@ class Preparation:
     def job(self, plan: Plan, trace: Tracing) -> Job:
         """Return what server and workers are made of."""
         source, build = Source(self.settings), builder_from(self.model)
+        if self.of_model:
+            build = functools.partial(build, **self.of_model)
         return Job(self.settings, build, source, plan, self.listener.say, trace)
 
 

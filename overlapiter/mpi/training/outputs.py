@@ -44,8 +44,8 @@ class Outputs:
             os.makedirs(self._out, exist_ok=True)
             self._found = None if preparation.restart else checkpoint.read(self._out)
             self._check_found()
-            text = f"# {preparation.command}\n{job.settings.to_toml()}"
-            checkpoint.write_text(os.path.join(self._out, "settings.toml"), text)
+            path = os.path.join(self._out, "settings.toml")
+            checkpoint.write_text(path, preparation.to_toml())
         except OSError as error:
             raise OptionError("out", f"{self._out} cannot be written ({error})") from error
         self._writer = checkpoint.Writer(self._out)

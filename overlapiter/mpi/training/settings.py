@@ -17,6 +17,8 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adadelta", "rmsprop")
 ALGORITHMS = ("downpour", "easgd", "gem")
 VALIDATIONS = ("thread", "workers", "inline")
 METRICS = ("accuracy",)
+#: Begins the names of values that are arguments of ``build_model()``.
+_MODEL = "model."
 
 
 def _field(default: Any, help_: str, **more: Any) -> Any:
@@ -156,6 +158,12 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
         raise OptionError(name, f"{value!r} is too small; give at least {least}")
     if isinstance(value, float) and value > limits.get("most", math.inf):
         raise OptionError(name, f"{value!r} is too large; give at most {limits['most']}")
+
+
+def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of settings, and the arguments of ``build_model()``."""
+    of_model = {k.removeprefix(_MODEL): v for k, v in values.items() if k.startswith(_MODEL)}
+    return {k: v for k, v in values.items() if not k.startswith(_MODEL)}, of_model
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlapiter.errors import OptionError
-from overlapiter.mpi.searching.space import Range, space_of, split
+from overlapiter.mpi.searching.space import Range, space_of
+from overlapiter.mpi.training.settings import split
 
 SPACE = {
     "learning_rate": {"low": 1e-4, "high": 0.1, "log": True},
