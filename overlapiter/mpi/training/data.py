@@ -139,7 +139,7 @@ class Source:
                 file.close()
         except TrainingError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # which would end a thread without a word
             raise TrainingError(
                 f"{path} cannot be read ({type(error).__name__}: {error}); mend it, or take it out "
                 f"of the list"

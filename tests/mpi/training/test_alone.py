@@ -355,6 +355,23 @@ def test_a_data_class_of_the_users_takes_the_place_of_hdf5(tmp_path: Path) -> No
     assert counts(tmp_path / "run") == [2] * 100
 
 
+def test_a_data_class_that_exits_is_a_failed_run(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "import sys, threading\n"
+        "from overlapiter.mpi.training.data import Hdf5File\n"
+        "class Rows(Hdf5File):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__(path, ('features', 'labels'))\n"
+        "    def read(self, start, stop):\n"
+        "        if threading.current_thread() is not threading.main_thread():\n"
+        "            sys.exit(3)\n"
+        "        return super().read(start, stop)\n"
+    )
+    words: dict[str, Any] = COUNTED | {"data": f"{tmp_path / 'rows.py'}:Rows"}
+    with pytest.raises(TrainingError, match=r"numbers\d\.h5 cannot be read \(SystemExit: 3\)"):
+        overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
+
+
 @pytest.mark.parametrize("validation", ["thread", "workers", "inline"])
 def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) -> None:
     source = tmp_path / "slow"
