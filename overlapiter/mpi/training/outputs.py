@@ -124,9 +124,10 @@ class Outputs:
                 f"before, or give --piece-examples {facts['piece_examples']}",
             )
         queue.restore(facts["queue"])
-        self._epochs.restore(facts["epochs"])
-        for name, snapshot in checkpoint.part("snapshot", arrays).items():
-            validation.begin(int(name), snapshot)
+        if self._epochs.is_validating:
+            for name, snapshot in checkpoint.part("snapshot", arrays).items():
+                validation.begin(int(name), snapshot)
+        self._epochs.restore(facts["epochs"], validation.snapshots)
         n_done = len(self._epochs.records)
         if self._epochs.is_over and not validation.snapshots:
             self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")

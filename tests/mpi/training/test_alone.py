@@ -231,6 +231,57 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
     assert "the same command goes on from here" in (tmp_path / "output.txt").read_text()
 
 
+@pytest.mark.parametrize("validation", ["inline", ""])
+def test_a_run_that_was_ended_amid_its_last_validation_goes_on_with_another_kind(
+    tmp_path: Path, validation: str
+) -> None:
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    listing, out = write_numbers(tmp_path), tmp_path / "result"
+    words = (COUNTING, listing, tmp_path / "v.txt", "--batch", 2, "--epochs", 1)
+    (tmp_path / "v.txt").write_text("v.h5\n")
+    fault = {"TRAINING_FAULT": "hung-validating:0:0"}
+    job = begin_training(tmp_path, 0, *words, environment=fault)
+    try:
+        wait_until((out / "checkpoint.npz").exists)
+        job.terminate()
+        assert job.wait(60) == 143
+    finally:
+        end_job(job)
+    more = (tmp_path / "v.txt", "--validation", validation) if validation else ()
+    ended = run_training(tmp_path, 0, COUNTING, listing, *more, "--batch", 2, "--epochs", 1)
+    assert ended.exit_status == 0, ended.output
+    assert [("val_loss" in record) for record in epochs(out)] == [bool(validation)]
+
+
+def test_a_run_that_was_stopped_early_while_later_epochs_were_validated_keeps_their_records(
+    tmp_path: Path,
+) -> None:
+    seen: list[int] = []
+
+    class Slow(Counting):
+        """Does not validate the first epoch before three are trained."""
+
+        def gradient(self, batch: Any, gradient: Any, seed: int) -> list[float]:
+            seen.extend(batch[0].tolist())
+            found: list[float] = super().gradient(batch, gradient, seed)
+            return found
+
+        def evaluate(self, batch: Any) -> list[float]:
+            wait_until(lambda: len(seen) > 310)
+            found: list[float] = super().evaluate(batch)
+            return found
+
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    words: dict[str, Any] = COUNTED | {"epochs": 5, "out": tmp_path / "run"}
+    lists = write_numbers(tmp_path), [tmp_path / "v.h5"]
+    for _ in range(2):
+        overlapiter.mpi.train(lambda: Slow(100), *lists, **words, target="val_loss=9")
+        assert [record["epoch"] for record in epochs(tmp_path / "run")] == [1]
+    overlapiter.mpi.train(lambda: Slow(100), *lists, **words)
+    assert [record["epoch"] for record in epochs(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    assert counts(tmp_path / "run") == [5] * 100
+
+
 def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path) -> None:
     class Ending:
         """Ends the run after some mini-batches, each of which is in a checkpoint."""
