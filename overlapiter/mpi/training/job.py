@@ -15,6 +15,7 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
+from . import checkpoint
 from .data import Source, listed
 from .model import Builder, Model, builder_from, wrapped
 from .monitor import Monitor
@@ -104,14 +105,19 @@ class Preparation:
         return f"# {self.command}\n{self.settings.to_toml()}{''.join(of_model)}"
 
     def plan(self, n_workers: int) -> Plan:
-        """Look at the files. Raises OptionError and TrainingError."""
+        """Look at the files, and at the checkpoint. Raises OptionError and TrainingError."""
         train_paths = listed(self.train_files, "train_files")
         has_val = isinstance(self.val_files, (str, os.PathLike)) or len(self.val_files)
         val_paths = listed(self.val_files, "val_files") if has_val else []
         for name in () if val_paths else ("early_stopping", "target"):
             if getattr(self.settings, name).startswith("val_"):
                 raise OptionError(name, "needs validation files, and there are none; list some")
-        return make_plan(self.settings, Source(self.settings), train_paths, val_paths, n_workers)
+        settings, found = self.settings, None
+        if not (settings.piece_examples or self.restart):
+            found = checkpoint.read(settings.out, kind="facts")
+        if found is not None:  # whatever number of workers it was written with
+            settings = dataclasses.replace(settings, piece_examples=found[0]["piece_examples"])
+        return make_plan(settings, Source(settings), train_paths, val_paths, n_workers)
 
     def job(self, plan: Plan, trace: Tracing) -> Job:
         """Return what server and workers are made of."""

@@ -118,10 +118,13 @@ class Outputs:
             )
         side.load_state(state)
         if facts["plan"]["pieces"] != self._job.plan.facts()["pieces"]:
+            if self._job.settings.piece_examples in (0, facts["piece_examples"]):
+                words = f"have changed since the checkpoint in {self._out}"
+                raise OptionError("train_files", f"{words}; begin anew with --restart")
             raise OptionError(
                 "piece_examples",
-                f"the checkpoint in {self._out} has other pieces; begin with as many workers as "
-                f"before, or give --piece-examples {facts['piece_examples']}",
+                f"the checkpoint in {self._out} has pieces of {facts['piece_examples']}; leave "
+                f"--piece-examples out, or begin anew with --restart",
             )
         queue.restore(facts["queue"])
         if self._epochs.is_validating:

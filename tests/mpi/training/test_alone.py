@@ -319,10 +319,13 @@ def test_a_run_goes_on_with_the_pieces_that_it_is_told_to_take(tmp_path: Path) -
     words: dict[str, Any] = {**COUNTED, "out": tmp_path / "run"}
     listing = write_numbers(tmp_path)
     overlapiter.mpi.train(COUNTING, listing, **words, epochs=1)
-    with pytest.raises(OptionError, match=r"has other pieces; .* give --piece-examples 14"):
+    with pytest.raises(OptionError, match=r"has pieces of 14; leave --piece-examples out"):
         overlapiter.mpi.train(COUNTING, listing, **words, epochs=2, piece_examples=10)
     overlapiter.mpi.train(COUNTING, listing, **words, epochs=2, piece_examples=14)
     assert counts(tmp_path / "run") == [2] * 100
+    write_numbers(tmp_path, (37, 5, 1, 40, 18))
+    with pytest.raises(OptionError, match="train_files: have changed since the checkpoint"):
+        overlapiter.mpi.train(COUNTING, listing, **words, epochs=3)
 
 
 @pytest.mark.parametrize("length", [0, 1000])

@@ -63,6 +63,14 @@ def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -
     _check_trace(tmp_path)
 
 
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED)
+    for n_ranks, n_epochs in ((0, 1), (3, 2), (4, 3)):
+        ended = run_training(tmp_path, n_ranks, *words, "--epochs", n_epochs)
+        assert ended.exit_status == 0, ended.output
+    assert counts(tmp_path / "result") == [3] * 100
+
+
 def test_ranks_train_together_though_their_launcher_tells_no_size(tmp_path: Path) -> None:
     # As srun with PMIx starts them: alone each would write to the same directory.
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
