@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from overlapiter.tracing import Tracing
+
 from .job import Job
 from .messages import Doubles, Vector
 from .model import Model
@@ -144,18 +146,20 @@ SERVER = -1
 
 
 class ValidationThread:
-    """Evaluates in a thread of the server, in which its evaluator is made."""
+    """Evaluates in a thread of the server, which closes the evaluator, too."""
 
-    def __init__(self, validation: Validation, make_evaluator: Callable[[], Evaluator]) -> None:
+    def __init__(self, validation: Validation, evaluator: Evaluator, trace: Tracing) -> None:
         self._validation = validation
-        self._make_evaluator = make_evaluator
+        self._evaluator = evaluator
+        self._trace = trace
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="validation", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        self._trace.name_row("validation")
         try:
-            with contextlib.closing(self._make_evaluator()) as evaluator:
+            with contextlib.closing(self._evaluator) as evaluator:
                 while self._validation.evaluate_next(evaluator, SERVER, is_waiting=True):
                     pass
         except (Exception, SystemExit) as error:  # the server ends the run by it

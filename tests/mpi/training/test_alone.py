@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,21 @@ def test_all_ways_of_validating_give_the_same_numbers_and_weights(
     for one, other in zip(epochs(tmp_path / "thread"), epochs(tmp_path / mode), strict=True):
         assert (one["val_loss"], one["val_accuracy"]) == (other["val_loss"], other["val_accuracy"])
     assert epochs(tmp_path / mode)[0]["val_loss"] != epochs(tmp_path / mode)[0]["loss"]
+
+
+def test_models_are_built_before_the_training_whose_random_numbers_they_would_take(
+    tmp_path: Path,
+) -> None:
+    builders: list[threading.Thread] = []
+
+    def build() -> Counting:
+        builders.append(threading.current_thread())
+        return Counting(100)
+
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    listing, words = write_numbers(tmp_path), COUNTED | {"epochs": 1, "out": tmp_path / "run"}
+    overlapiter.mpi.train(build, listing, [tmp_path / "v.h5"], **words)
+    assert builders == [threading.main_thread()] * 3
 
 
 class Ended(Exception):
