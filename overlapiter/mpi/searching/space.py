@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,7 +65,7 @@ class Space:
 
     def to_json(self) -> str:
         """Return the space as text; equal spaces give equal texts."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, default=os.fspath)
 
 
 def space_of(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Space:

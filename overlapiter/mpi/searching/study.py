@@ -124,7 +124,7 @@ class Study:
         # So that what is proposed does not depend on which group asks.
         with _experimental():
             self._study.sampler = self._optuna.samplers.TPESampler(
-                seed=self._seed * 100_003 + trial.number, constant_liar=True
+                seed=(self._seed * 100_003 + trial.number) % 2**32, constant_liar=True
             )
         values = self.space.suggest(trial)
         first = int(trial.user_attrs.get("continues", trial.number))
