@@ -124,7 +124,7 @@ def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) 
     if best is None:
         return
     with open(os.path.join(best.out, "settings.toml"), encoding="utf-8") as file:
-        lines = [line for line in file if not line.startswith(("#", "out = "))]
+        lines = [line for line in file if not line.startswith(("#", "out = ", "trace = "))]
     path = os.path.join(out, "best.toml")
     words = ("train", arguments.model, arguments.train_files, arguments.val_files)
     head = f"# overlapiter {shlex.join(words)} --settings {shlex.quote(path)}\n"

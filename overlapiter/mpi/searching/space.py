@@ -114,6 +114,8 @@ def _possible(name: str, value: object) -> Range | list[Choice]:
         raise OptionError(name, f"low is {found.low} and high {found.high}; low must be smaller")
     if found.log and (found.low <= 0 or found.step != 1):
         raise OptionError(name, "with log = true, low must be above 0, and there is no step")
+    if "step" in value and not (isinstance(found.low, int) and isinstance(found.high, int)):
+        raise OptionError(name, "a step is for whole numbers; leave it out, or write a list")
     if found.step < 1 or not isinstance(found.step, int):
         raise OptionError(name, f"step is {found.step}; it must be a whole number of at least 1")
     return found

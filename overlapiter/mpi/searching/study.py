@@ -130,6 +130,9 @@ class Study:
         first = int(trial.user_attrs.get("continues", trial.number))
         values["out"] = os.path.join(self._out, "trials", f"{first:04}")
         trial.set_user_attr("out", values["out"])
+        if values.get("trace"):  # one file for each trial
+            root, ending = os.path.splitext(values["trace"])
+            values["trace"] = f"{root}.{first:04}{ending}"
         return Asked(trial, values, self.metric, self.timeout_seconds)
 
     def is_over(self) -> bool:
