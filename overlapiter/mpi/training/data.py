@@ -127,7 +127,7 @@ class Source:
             words = f"{path}: examples {start} to {stop} came as arrays of length {sorted(lengths)}"
             raise TrainingError(f"{words}; features and labels must be equally long")
         *features, labels = batch
-        return (*(_plain(each) for each in features), self._plain_labels(path, labels))
+        return (*(_plain(path, each) for each in features), self._plain_labels(path, labels))
 
     @contextlib.contextmanager
     def _opened(self, path: str, where: str) -> Any:
@@ -147,7 +147,7 @@ class Source:
 
     def _plain_labels(self, path: str, labels: Any) -> Any:
         if self._label_type is None:
-            return _plain(labels)
+            return _plain(path, labels)
         labels = np.asarray(labels)
         is_number = labels.dtype.kind in "biuf"
         with np.errstate(invalid="ignore"):  # what does not fit differs then
@@ -160,12 +160,17 @@ class Source:
         return plain
 
 
-def _plain(array: Any) -> Any:
+def _plain(path: str, array: Any) -> Any:
     """Return an array in single precision, or with integers of 32 bits."""
     array = np.asarray(array)
     if array.dtype.kind == "f":
         return np.ascontiguousarray(array, np.float32)
-    return np.ascontiguousarray(array, np.int32) if array.dtype.kind in "iu" else array
+    if array.dtype.kind not in "iu":
+        return array
+    plain = np.ascontiguousarray(array, np.int32)
+    if not np.can_cast(array.dtype, np.int32) and not np.array_equal(plain, array):
+        raise TrainingError(f"{path} has whole numbers beyond 32 bits; write them as floats")
+    return plain
 
 
 def listed(files: str | os.PathLike[str] | Sequence[Any], option: str) -> list[str]:

@@ -479,6 +479,10 @@ def _name_labels(path: Path) -> None:
     write_file(path, np.zeros((310, 64), np.float32), np.array([b"nine"] * 310))
 
 
+def _enlarge_features(path: Path) -> None:
+    write_file(path, np.full((310, 64), 1 << 32), np.zeros(310, np.int32))
+
+
 def _reshape(path: Path) -> None:
     write_file(path, np.zeros((310, 32), np.float32), np.zeros(310, np.int32))
 
@@ -498,6 +502,7 @@ def _rename(path: Path) -> None:
         (_damage, "b.h5 cannot be read as HDF5"),
         (_shorten_labels, "b.h5 has different numbers of examples: 310 of features, 309 of labels"),
         (_reshape, "must be alike"),
+        (_enlarge_features, "b.h5 has whole numbers beyond 32 bits"),
         (_soften_labels, "b.h5 has labels of type float64 that do not fit --loss"),
         (_name_labels, "b.h5 has labels of type .S4 that do not fit --loss"),
         (_rename, "there is no .*b.h5"),
