@@ -20,7 +20,7 @@ from .data import Source, listed
 from .model import Builder, Model, builder_from, wrapped
 from .monitor import Monitor
 from .plan import Plan, make_plan
-from .settings import Settings
+from .settings import Settings, comment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Preparation:
             f'"model.{name}" = {json.dumps(value, ensure_ascii=False, default=str)}\n'
             for name, value in self.of_model.items()
         )
-        return f"# {self.command}\n{self.settings.to_toml()}{''.join(of_model)}"
+        return f"{comment(self.command)}{self.settings.to_toml()}{''.join(of_model)}"
 
     def plan(self, n_workers: int) -> Plan:
         """Look at the files, and at the checkpoint. Raises OptionError and TrainingError."""

@@ -132,7 +132,9 @@ class Settings:
             value = getattr(self, field.name)
             value = list(value) if isinstance(value, tuple) else value
             text = json.dumps(value, ensure_ascii=False)
-            lines.append(f"{field.name} = {text}  # {field.metadata['help']}")
+            is_text = text == text.encode(errors="ignore").decode()  # a path may have other bytes
+            mark = "" if is_text else "# "
+            lines.append(f"{mark}{field.name} = {text}  # {field.metadata['help']}")
         return "\n".join(lines) + "\n"
 
     def rate_in(self, epoch: int) -> float:
@@ -206,6 +208,11 @@ def read_toml(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise OptionError("settings", f"{path} cannot be read ({error})") from None
     return found
+
+
+def comment(command: str) -> str:
+    """Return a command as a comment in a TOML file, which is one line whatever the command has."""
+    return f"# {command if command.isprintable() else json.dumps(command)}\n"
 
 
 # --- texts that are small languages -----------------------------------------------------------

@@ -17,6 +17,7 @@ import pytest
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.curves import draw
+from overlapiter.mpi.training.settings import read_toml
 from tests.mpi.waiting import wait_until
 
 from .counting import Counting
@@ -95,6 +96,15 @@ def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[P
     assert ended.output.startswith("epoch 1/1   loss ")
     head = (tmp_path / "2" / "settings.toml").read_text().splitlines()[0]
     assert head.endswith(f"{lists[1]} --settings 2/settings.toml --out other")
+
+
+def test_the_settings_can_be_read_whatever_bytes_paths_have(tmp_path: Path) -> None:
+    listing = write_numbers(tmp_path).rename(tmp_path / "two\nlines.txt")
+    out = tmp_path / os.fsdecode(b"bytes\xff")
+    overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=1, seed=5, out=out)
+    found = read_toml(str(out / "settings.toml"))
+    assert found["seed"] == 5
+    assert "out" not in found
 
 
 def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> None:
