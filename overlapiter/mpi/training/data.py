@@ -109,10 +109,15 @@ class Source:
             raise OptionError("features", words) from None
         return lambda path: Hdf5File(path, self._names)
 
-    def length_of(self, path: str) -> int:
-        """Return how many examples a file has. Raises TrainingError if it cannot be read."""
+    def look_at(self, path: str) -> tuple[int, Batch]:
+        """Return how many examples a file has, and the first one as a mini-batch, if there is one.
+
+        Raises:
+            TrainingError: It cannot be read.
+        """
         with self._opened(path, path) as file:
-            return len(file)
+            length = len(file)
+            return length, self._examples(path, file, 0, 1) if length else ()
 
     def read(self, path: str, start: int, stop: int, local_path: str = "") -> Batch:
         """Return the examples in a range of a file, of which a copy may lie at ``local_path``.
@@ -121,7 +126,10 @@ class Source:
             TrainingError: They cannot be read, or are not as many.
         """
         with self._opened(path, local_path or path) as file:
-            batch = file.read(start, stop)
+            return self._examples(path, file, start, stop)
+
+    def _examples(self, path: str, file: DataFile, start: int, stop: int) -> Batch:
+        batch = file.read(start, stop)
         lengths = {len(each) for each in batch}
         if lengths != {stop - start}:
             words = f"{path}: examples {start} to {stop} came as arrays of length {sorted(lengths)}"

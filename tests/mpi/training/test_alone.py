@@ -452,6 +452,22 @@ def test_a_data_class_that_exits_is_a_failed_run(tmp_path: Path) -> None:
         overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
 
 
+def test_each_file_is_opened_once_before_the_training_begins(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "from overlapiter.mpi.training.data import Hdf5File\n"
+        "class Rows(Hdf5File):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__(path, ('features', 'labels'))\n"
+        f"        with open({str(tmp_path / 'opened')!r}, 'a') as log:\n"
+        "            print(path, file=log)\n"
+    )
+    words: dict[str, Any] = COUNTED | {"data": f"{tmp_path / 'rows.py'}:Rows"}
+    listing = write_numbers(tmp_path)
+    with pytest.raises(TrainingError, match="no parameters"):
+        overlapiter.mpi.train(lambda: Counting(0), listing, **words, out=tmp_path / "run")
+    assert len((tmp_path / "opened").read_text().splitlines()) == 5
+
+
 @pytest.mark.parametrize("validation", ["thread", "workers", "inline"])
 def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) -> None:
     source = tmp_path / "slow"
