@@ -48,13 +48,13 @@ class Writer:
         self._error: OSError | None = None
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint: facts for JSON, and arrays, copied here.
+        """Begin to write a checkpoint: facts for JSON, and arrays that do not change any more.
 
         Raises:
             TrainingError: The one before could not be written.
         """
         self.wait()
-        ready = {name: np.array(value) for name, value in arrays.items()}
+        ready = {name: np.asarray(value) for name, value in arrays.items()}
         ready["facts"] = np.array(json.dumps(facts))
         self._thread = threading.Thread(target=self._write, args=(ready,), name="checkpoint")
         self._thread.start()

@@ -40,6 +40,9 @@ class Outputs:
         self._listener = preparation.listener
         self._on_epoch = preparation.on_epoch
         self._out = job.settings.out
+        settings = {name: each for name, each in vars(job.settings).items() if name not in _FREE}
+        facts = {"settings": settings, "plan": job.plan.facts()}
+        self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are when read
         try:
             os.makedirs(self._out, exist_ok=True)
             self._found = None if preparation.restart else checkpoint.read(self._out)
@@ -83,7 +86,7 @@ class Outputs:
         """Raise OptionError unless the checkpoint that was found is of this run."""
         if self._found is None:
             return
-        facts, ours = self._found[0], self._facts()
+        facts, ours = self._found[0], self._facts
         for name, value in ours["settings"].items():
             theirs = facts["settings"].get(name)
             if theirs != value:
@@ -99,12 +102,6 @@ class Outputs:
                 f"or begin anew with --restart",
             )
 
-    def _facts(self) -> dict[str, Any]:
-        settings = vars(self._job.settings)
-        kept = {name: value for name, value in settings.items() if name not in _FREE}
-        facts = {"settings": kept, "plan": self._job.plan.facts()}
-        return json.loads(json.dumps(facts))  # type: ignore[no-any-return]  # as it is when read
-
     def restore(self, side: ServerSide, queue: LeaseQueue, validation: Validation) -> int:
         """Go on from the checkpoint, if there is one; return its number, 0 if there is none."""
         if self._found is None:
@@ -117,7 +114,7 @@ class Outputs:
                 f"{self._out} {state['weights'].size:,}; begin anew with --restart"
             )
         side.load_state(state)
-        if facts["plan"]["pieces"] != self._job.plan.facts()["pieces"]:
+        if facts["plan"]["pieces"] != self._facts["plan"]["pieces"]:
             if self._job.settings.piece_examples in (0, facts["piece_examples"]):
                 words = f"have changed since the checkpoint in {self._out}"
                 raise OptionError("train_files", f"{words}; begin anew with --restart")
@@ -148,7 +145,7 @@ class Outputs:
         self._written_at = time.monotonic()
         with validation.changed:
             snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
-        facts = self._facts() | {"queue": queue.state(), "epochs": self._epochs.state()}
+        facts = self._facts | {"queue": queue.state(), "epochs": self._epochs.state()}
         facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
         arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
         self._writer.write(facts | {"number": number}, arrays)

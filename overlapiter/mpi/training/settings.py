@@ -145,8 +145,6 @@ class Settings:
 def _check(field: dataclasses.Field[Any], value: object) -> None:
     name, limits = field.name, field.metadata
     kind = type(field.default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if type(value) is not kind:
         raise OptionError(name, f"{value!r} is no {kind.__name__}; for example {field.default!r}")
     values = value if isinstance(value, tuple) else (value,)
