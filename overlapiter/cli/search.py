@@ -30,6 +30,7 @@ from typing import Any
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
 from overlapiter.mpi.training.checkpoint import write_text
+from overlapiter.mpi.training.settings import comment
 from overlapiter.words import duration_words
 
 from .console import CommandError, say, table, tell
@@ -124,10 +125,10 @@ def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) 
     if best is None:
         return
     with open(os.path.join(best.out, "settings.toml"), encoding="utf-8") as file:
-        lines = [line for line in file if not line.startswith(("#", "out = "))]
+        lines = [line for line in file if not line.startswith(("#", "out = ", "trace = "))]
     path = os.path.join(out, "best.toml")
     words = ("train", arguments.model, arguments.train_files, arguments.val_files)
-    head = f"# overlapiter {shlex.join(words)} --settings {shlex.quote(path)}\n"
+    head = comment(f"overlapiter {shlex.join(words)} --settings {shlex.quote(path)}")
     write_text(path, head + "".join(lines))
     if find_spec("matplotlib"):
         draw_search(study, os.path.join(out, "search.png"))

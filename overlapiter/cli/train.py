@@ -20,7 +20,7 @@ from typing import Any
 
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.run import train
-from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
+from overlapiter.mpi.training.settings import Settings, read_toml, settings_of, split
 from overlapiter.node import launched_rank
 
 from .console import Progress, say, tell
@@ -76,7 +76,7 @@ def _train(arguments: argparse.Namespace) -> int:
     names = [field.name for field in dataclasses.fields(Settings)]
     given = {name: getattr(arguments, name) for name in names}
     values |= {name: value for name, value in given.items() if value is not None}
-    settings_of(values)  # before anything starts
+    settings_of(split(values)[0])  # before anything starts
     with _Listener(arguments) as listener:
         train(
             arguments.model,

@@ -33,6 +33,16 @@ def _on_host(tensor: Any) -> Any:
     return tensor.detach().reshape(-1).cpu().numpy()
 
 
+def _can_travel(buffer: Any) -> bool:
+    """Return whether a buffer can be averaged in single precision; a mask of -inf cannot.
+
+    One that cannot stays as it is on each rank.
+    """
+    if not bool(buffer.isfinite().all()):
+        return False
+    return bool(buffer.is_floating_point()) or torch.equal(buffer.float().to(buffer.dtype), buffer)
+
+
 class TorchModel:
     """A module; see :class:`overlapiter.mpi.training.model.Model` for what the methods do.
 
@@ -51,7 +61,8 @@ class TorchModel:
         with torch.no_grad():
             self._measures(objective.example)
         self._parameters = dict(self._module.named_parameters())
-        self._buffers = dict(self._module.named_buffers())
+        buffers = self._module.named_buffers()
+        self._buffers = {name: each for name, each in buffers if _can_travel(each)}
         self._parts = [*self._parameters.values(), *self._buffers.values()]
         self.n_state = sum(each.numel() for each in self._buffers.values())
         self._ends = np.cumsum([each.numel() for each in self._parts]).tolist()

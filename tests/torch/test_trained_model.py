@@ -80,6 +80,34 @@ def test_a_module_is_trained_exactly_again_and_pytorch_loads_its_weights(tmp_pat
         assert one["1.num_batches_tracked"] == last["updates"]
 
 
+class WithBuffers(torch.nn.Module):
+    """Has buffers that have no mean in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 2)
+        self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+        self.register_buffer("key", torch.tensor(123_456_789))
+        self.register_buffer("is_used", torch.tensor([True, False]))
+
+    def forward(self, pixels: Any) -> Any:
+        assert self.key == 123_456_789
+        return self.layer(pixels) + self.mask.exp()
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+@pytest.mark.parametrize("algorithm", ["downpour", "easgd"])
+def test_a_module_keeps_its_masks_and_its_large_whole_numbers(
+    tmp_path: Path, algorithm: str
+) -> None:
+    last = train(tmp_path, WithBuffers, algorithm=algorithm)
+    assert last["val_accuracy"] > 0.8
+    with np.load(tmp_path / "run/weights.npz") as arrays:
+        assert arrays["mask"].tolist() == [0.0, -np.inf]
+        assert arrays["key"] == 123_456_789
+        assert arrays["is_used"].tolist() == [True, False]
+
+
 @pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 def test_a_module_that_returns_its_loss_returns_its_accuracy_too(tmp_path: Path) -> None:
     last = train(tmp_path, lambda: WithLoss(is_measuring=True), loss="model")

@@ -10,18 +10,18 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.mpi.training.checkpoint import path_in
 from overlapiter.mpi.training.ending import expect_end, start_together
 from overlapiter.mpi.training.job import NoListener
-from overlapiter.mpi.training.model import Builder, builder_from
+from overlapiter.mpi.training.model import Builder
 from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
-from overlapiter.mpi.training.worker import DesertedError
+from overlapiter.mpi.training.worker import DesertedError, reason_of
 from overlapiter.node import launched_rank
 
 from .asked import Asked
-from .space import Values, is_of_model, space_of, split
+from .space import Values, space_of
 from .study import Study, Trial, journal_bytes
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def search(
         The study on one rank, the first that is left; None on the others.
 
     Raises:
-        OptionError: A setting or a file cannot work.
+        OptionError: A setting or a file cannot work, whatever is searched.
         TrainingError: The trials fail whatever the settings, or this rank's leader was lost.
     """
     for option, number in (("trials", n_trials), ("group", group_size)):
@@ -83,8 +83,7 @@ def search(
             raise OptionError(option, f"{number}; give at least 1")
     tables = read_toml(os.fspath(space)) if isinstance(space, (str, os.PathLike)) else space
     chosen = space_of(tables, _with_metric(settings, metric))
-    builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
-    run = functools.partial(_train, builder, train_files, val_files)
+    run = functools.partial(_train, model, train_files, val_files)
     world = ranks_of(comm)
     seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
     name = uuid.uuid4().hex
@@ -113,7 +112,6 @@ class _Alone:
     """The group of a process without MPI: it leads, and there are no others."""
 
     number, is_leader, comm = 0, True, None
-    failure: type[Exception] = TrainingError
 
     def order(self, what: Any) -> None: ...
 
@@ -155,17 +153,15 @@ def _train(
     asked: Asked | None,
 ) -> None:
     """Train one trial, as one rank of a group."""
-    settings, of_model = split(values)
-    build = functools.partial(model, **of_model) if callable(model) and of_model else model
     records = train(
-        build,
+        model,
         train_files,
         val_files,
         comm=comm,
         on_epoch=None if asked is None else asked.on_epoch,
         listener=None if asked is None else _Listener(asked),
         restart=asked is not None and not asked.is_continued,
-        **settings,
+        **values,
     )
     if asked is not None and records:
         asked.finish(records[-1])
@@ -214,12 +210,15 @@ def _lead(
         try:
             with asked.beating():
                 run(group.comm, asked.values, asked)
-        except (TrainingError, group.failure) as error:
+        except Exception as error:
+            if isinstance(error, OptionError) and error.option not in study.space.searched:
+                study.put_back(asked)  # no trial can work before the user has changed that
+                raise
             if group.leave_behind() or isinstance(error, DesertedError):
                 study.put_back(asked, f"ranks were lost ({error})")
                 say(f"trial {asked.number} of group {group.number} is done again: {error}")
                 continue
-            asked.reason = asked.reason or str(error)
+            asked.reason = asked.reason or reason_of(error)
         except BaseException:  # this group ends; another one, or a later run, does it
             study.put_back(asked)
             raise

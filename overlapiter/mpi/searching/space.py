@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from overlapiter.errors import OptionError
-from overlapiter.mpi.training.settings import settings_of
+from overlapiter.mpi.training.settings import settings_of, split
 
 Choice = str | int | float | bool
-#: A trial's settings by name; those of the model have names that begin with :data:`MODEL`.
+#: A trial's settings by name, and the arguments of ``build_model()``, as train takes them.
 Values = dict[str, Any]
-MODEL = "model."
 #: What the search itself sets.
 _OURS = ("out",)
 
@@ -65,7 +65,7 @@ class Space:
 
     def to_json(self) -> str:
         """Return the space as text; equal spaces give equal texts."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, default=os.fspath)
 
 
 def space_of(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Space:
@@ -114,6 +114,8 @@ def _possible(name: str, value: object) -> Range | list[Choice]:
         raise OptionError(name, f"low is {found.low} and high {found.high}; low must be smaller")
     if found.log and (found.low <= 0 or found.step != 1):
         raise OptionError(name, "with log = true, low must be above 0, and there is no step")
+    if "step" in value and not (isinstance(found.low, int) and isinstance(found.high, int)):
+        raise OptionError(name, "a step is for whole numbers; leave it out, or write a list")
     if found.step < 1 or not isinstance(found.step, int):
         raise OptionError(name, f"step is {found.step}; it must be a whole number of at least 1")
     return found
@@ -129,14 +131,3 @@ def _check(space: Space) -> None:
 
 def _ends(possible: Range | list[Choice]) -> list[Choice]:
     return possible if isinstance(possible, list) else [possible.low, possible.high]
-
-
-def is_of_model(name: str) -> bool:
-    """Return whether a searched value is an argument of ``build_model()``."""
-    return name.startswith(MODEL)
-
-
-def split(values: Mapping[str, Any]) -> tuple[Values, Values]:
-    """Return the settings of the training, and the arguments of ``build_model()``."""
-    of_model = {k.removeprefix(MODEL): v for k, v in values.items() if k.startswith(MODEL)}
-    return {k: v for k, v in values.items() if not k.startswith(MODEL)}, of_model

@@ -124,12 +124,15 @@ class Study:
         # So that what is proposed does not depend on which group asks.
         with _experimental():
             self._study.sampler = self._optuna.samplers.TPESampler(
-                seed=self._seed * 100_003 + trial.number, constant_liar=True
+                seed=(self._seed * 100_003 + trial.number) % 2**32, constant_liar=True
             )
         values = self.space.suggest(trial)
         first = int(trial.user_attrs.get("continues", trial.number))
         values["out"] = os.path.join(self._out, "trials", f"{first:04}")
         trial.set_user_attr("out", values["out"])
+        if values.get("trace"):  # one file for each trial
+            root, ending = os.path.splitext(values["trace"])
+            values["trace"] = f"{root}.{first:04}{ending}"
         return Asked(trial, values, self.metric, self.timeout_seconds)
 
     def is_over(self) -> bool:

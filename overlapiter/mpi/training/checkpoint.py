@@ -48,13 +48,13 @@ class Writer:
         self._error: OSError | None = None
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint: facts for JSON, and arrays, copied here.
+        """Begin to write a checkpoint: facts for JSON, and arrays that do not change any more.
 
         Raises:
             TrainingError: The one before could not be written.
         """
         self.wait()
-        ready = {name: np.array(value) for name, value in arrays.items()}
+        ready = {name: np.asarray(value) for name, value in arrays.items()}
         ready["facts"] = np.array(json.dumps(facts))
         self._thread = threading.Thread(target=self._write, args=(ready,), name="checkpoint")
         self._thread.start()
@@ -83,8 +83,12 @@ class Writer:
             raise TrainingError(words) from error
 
 
-def read(out: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def read(out: str, kind: str = "") -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Return facts and arrays of the checkpoint in a directory; None if there is none.
+
+    Args:
+        out: The directory.
+        kind: Begins the names of the arrays that are read.
 
     Raises:
         TrainingError: It cannot be read.
@@ -93,7 +97,7 @@ def read(out: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     if not os.path.exists(path):
         return None
     try:
-        arrays = _arrays_in(path)
+        arrays = _arrays_in(path, kind)
         return json.loads(str(arrays.pop("facts"))), arrays
     except _UNREADABLE as error:
         raise TrainingError(
@@ -102,10 +106,10 @@ def read(out: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
         ) from error
 
 
-def _arrays_in(path: str) -> dict[str, Any]:
+def _arrays_in(path: str, kind: str = "") -> dict[str, Any]:
     # NumPy leaves a damaged file open that it has opened itself.
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return dict(arrays)
+        return {name: arrays[name] for name in arrays if name.startswith((kind, "facts"))}
 
 
 class WorkerStates:

@@ -109,10 +109,15 @@ class Source:
             raise OptionError("features", words) from None
         return lambda path: Hdf5File(path, self._names)
 
-    def length_of(self, path: str) -> int:
-        """Return how many examples a file has. Raises TrainingError if it cannot be read."""
+    def look_at(self, path: str) -> tuple[int, Batch]:
+        """Return how many examples a file has, and the first one as a mini-batch, if there is one.
+
+        Raises:
+            TrainingError: It cannot be read.
+        """
         with self._opened(path, path) as file:
-            return len(file)
+            length = len(file)
+            return length, self._examples(path, file, 0, 1) if length else ()
 
     def read(self, path: str, start: int, stop: int, local_path: str = "") -> Batch:
         """Return the examples in a range of a file, of which a copy may lie at ``local_path``.
@@ -121,13 +126,16 @@ class Source:
             TrainingError: They cannot be read, or are not as many.
         """
         with self._opened(path, local_path or path) as file:
-            batch = file.read(start, stop)
+            return self._examples(path, file, start, stop)
+
+    def _examples(self, path: str, file: DataFile, start: int, stop: int) -> Batch:
+        batch = file.read(start, stop)
         lengths = {len(each) for each in batch}
         if lengths != {stop - start}:
             words = f"{path}: examples {start} to {stop} came as arrays of length {sorted(lengths)}"
             raise TrainingError(f"{words}; features and labels must be equally long")
         *features, labels = batch
-        return (*(_plain(each) for each in features), self._plain_labels(path, labels))
+        return (*(_plain(path, each) for each in features), self._plain_labels(path, labels))
 
     @contextlib.contextmanager
     def _opened(self, path: str, where: str) -> Any:
@@ -139,7 +147,7 @@ class Source:
                 file.close()
         except TrainingError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # which would end a thread without a word
             raise TrainingError(
                 f"{path} cannot be read ({type(error).__name__}: {error}); mend it, or take it out "
                 f"of the list"
@@ -147,7 +155,7 @@ class Source:
 
     def _plain_labels(self, path: str, labels: Any) -> Any:
         if self._label_type is None:
-            return _plain(labels)
+            return _plain(path, labels)
         labels = np.asarray(labels)
         is_number = labels.dtype.kind in "biuf"
         with np.errstate(invalid="ignore"):  # what does not fit differs then
@@ -160,12 +168,17 @@ class Source:
         return plain
 
 
-def _plain(array: Any) -> Any:
+def _plain(path: str, array: Any) -> Any:
     """Return an array in single precision, or with integers of 32 bits."""
     array = np.asarray(array)
     if array.dtype.kind == "f":
         return np.ascontiguousarray(array, np.float32)
-    return np.ascontiguousarray(array, np.int32) if array.dtype.kind in "iu" else array
+    if array.dtype.kind not in "iu":
+        return array
+    plain = np.ascontiguousarray(array, np.int32)
+    if not np.can_cast(array.dtype, np.int32) and not np.array_equal(plain, array):
+        raise TrainingError(f"{path} has whole numbers beyond 32 bits; write them as floats")
+    return plain
 
 
 def listed(files: str | os.PathLike[str] | Sequence[Any], option: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,13 +99,13 @@ class Epochs:
 
     def validated(self, epoch: int, means: Doubles) -> None:
         """Complete the record of an epoch by what its validation has given."""
+        if self.reason_to_stop:  # by an earlier epoch, meanwhile
+            return
         record = self._open.pop(epoch)
         values = zip(self._names, means.tolist(), strict=True)
         self._complete(record | {f"val_{name}": value for name, value in values})
 
     def _complete(self, record: Record) -> None:
-        if self.reason_to_stop:  # epochs that were being validated when an earlier one stopped it
-            return
         self.records.append(record)
         self.reason_to_stop = self._reason_by_records()
         if self._on_record(record) and not self.reason_to_stop:
@@ -145,8 +145,12 @@ class Epochs:
             "reason_to_stop": self.reason_to_stop,
         }
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a state that was written as JSON."""
+    def restore(self, state: dict[str, Any], validating: Collection[int]) -> None:
+        """Go on from a state that was written as JSON, with these epochs yet to be validated.
+
+        The others that were not validated, since the run was stopped before or has no validation
+        files any more, keep what is known of their training.
+        """
         self.current = state["current"]
         self._sums = {int(epoch): np.array(sums) for epoch, sums in state["sums"].items()}
         self._n_examples = {int(epoch): n for epoch, n in state["examples"].items()}
@@ -154,6 +158,9 @@ class Epochs:
         self.records[:] = state["records"]
         self._spent_seconds = state["seconds"]
         self.reason_to_stop = self._reason_by_records()
+        if not self.reason_to_stop:
+            self.records += [self._open.pop(epoch) for epoch in {*self._open} - {*validating}]
+            self.records.sort(key=lambda record: record["epoch"])
 
 
 def summary(record: Mapping[str, Any], n_epochs: int) -> str:

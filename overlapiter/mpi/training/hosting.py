@@ -61,11 +61,9 @@ class Host:
         self._is_busy = False
         self._thread: ValidationThread | None = None
         if settings.validation == "thread" and plan.val_pieces:
-            self._thread = ValidationThread(self._validation, self._evaluator)
-
-    def _evaluator(self) -> Evaluator:
-        self._job.trace.name_row("validation")
-        return Evaluator(self._job, self._job.model(), self._note_validation)
+            # Made here: a model is built by random numbers that all threads share.
+            evaluator = Evaluator(job, job.model(), self._note_validation)
+            self._thread = ValidationThread(self._validation, evaluator, job.trace)
 
     def _note_validation(self) -> None:
         """Note that the thread of the validation goes on."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import json
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
+from . import checkpoint
 from .data import Source, listed
 from .model import Builder, Model, builder_from, wrapped
 from .monitor import Monitor
 from .plan import Plan, make_plan
-from .settings import Settings
+from .settings import Settings, comment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Preparation:
     """
 
     model: str | os.PathLike[str] | Builder
+    of_model: Mapping[str, Any]  # arguments of build_model()
     train_files: Any
     val_files: Any
     settings: Settings
@@ -92,19 +96,34 @@ class Preparation:
         arguments = [*(os.fspath(word) for word in words), "--settings", path, "--out", "other"]
         return f"overlapiter train {shlex.join(arguments)}"
 
+    def to_toml(self) -> str:
+        """Return the settings, and the arguments of the model, as a TOML file."""
+        of_model = (
+            f'"model.{name}" = {json.dumps(value, ensure_ascii=False, default=str)}\n'
+            for name, value in self.of_model.items()
+        )
+        return f"{comment(self.command)}{self.settings.to_toml()}{''.join(of_model)}"
+
     def plan(self, n_workers: int) -> Plan:
-        """Look at the files. Raises OptionError and TrainingError."""
+        """Look at the files, and at the checkpoint. Raises OptionError and TrainingError."""
         train_paths = listed(self.train_files, "train_files")
         has_val = isinstance(self.val_files, (str, os.PathLike)) or len(self.val_files)
         val_paths = listed(self.val_files, "val_files") if has_val else []
         for name in () if val_paths else ("early_stopping", "target"):
             if getattr(self.settings, name).startswith("val_"):
                 raise OptionError(name, "needs validation files, and there are none; list some")
-        return make_plan(self.settings, Source(self.settings), train_paths, val_paths, n_workers)
+        settings, found = self.settings, None
+        if not (settings.piece_examples or self.restart):
+            found = checkpoint.read(settings.out, kind="facts")
+        if found is not None:  # whatever number of workers it was written with
+            settings = dataclasses.replace(settings, piece_examples=found[0]["piece_examples"])
+        return make_plan(settings, Source(settings), train_paths, val_paths, n_workers)
 
     def job(self, plan: Plan, trace: Tracing) -> Job:
         """Return what server and workers are made of."""
         source, build = Source(self.settings), builder_from(self.model)
+        if self.of_model:
+            build = functools.partial(build, **self.of_model)
         return Job(self.settings, build, source, plan, self.listener.say, trace)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,7 +78,8 @@ class LeaseQueue:
         self._n_epochs = n_epochs
         self._seed = seed
         self._shuffle = shuffle
-        self._waiting: list[Lease] = []
+        self._waiting: deque[Lease] = deque()
+        self._n_open: Counter[int] = Counter()  # leases of each epoch, waiting or held
         self._begun = 0  # epochs whose leases were put into the queue
         self.held: dict[int, list[Lease]] = {}
         self._is_closed = False
@@ -90,7 +92,7 @@ class LeaseQueue:
         self._fill(1, current)
         if self._is_closed or not self._waiting:
             return None
-        lease = self._waiting.pop(0)
+        lease = self._waiting.popleft()
         self.held.setdefault(worker, []).append(lease)
         return lease
 
@@ -107,6 +109,7 @@ class LeaseQueue:
             numbers = range(len(self._pieces))
             order = order_of(len(numbers), self._seed, self._begun).tolist()
             self._waiting += [Lease(self._begun, i) for i in (order if self._shuffle else numbers)]
+            self._n_open[self._begun] = len(numbers)
 
     def advance(self, worker: int, epoch: int, piece: int, position: int) -> None:
         """Note that the gradients of a lease up to a position have reached the server."""
@@ -114,13 +117,14 @@ class LeaseQueue:
         place = next(i for i, each in enumerate(leases) if each[:2] == (epoch, piece))
         if position >= len(self._pieces[piece]):
             del leases[place]
+            self._n_open[epoch] -= 1
         else:
             leases[place] = Lease(epoch, piece, position)
 
     def give_back(self, worker: int) -> list[Lease]:
         """Put the leases of a worker back to the front of the queue; return them."""
         leases = self.held.pop(worker, [])
-        self._waiting = leases + self._waiting
+        self._waiting.extendleft(reversed(leases))
         return leases
 
     def close(self) -> None:
@@ -129,19 +133,17 @@ class LeaseQueue:
 
     def has_open(self, epoch: int) -> bool:
         """Return whether examples of an epoch are left, with a worker or in the queue."""
-        if epoch > self._begun:
-            return True
-        leases = [*self._waiting, *(each for some in self.held.values() for each in some)]
-        return any(each.epoch == epoch for each in leases)
+        return epoch > self._begun or self._n_open[epoch] > 0
 
     def state(self) -> dict[str, object]:
         """Return what :meth:`restore` needs: the leases that workers hold come first again."""
         held = [lease for worker in sorted(self.held) for lease in self.held[worker]]
         held.sort(key=lambda lease: lease.epoch)
-        return {"begun": self._begun, "waiting": [list(each) for each in held + self._waiting]}
+        return {"begun": self._begun, "waiting": [list(each) for each in [*held, *self._waiting]]}
 
     def restore(self, state: dict[str, object]) -> None:
         """Go on from a state."""
         self._begun = int(state["begun"])  # type: ignore[call-overload]  # as JSON has it
         waiting: list[list[int]] = state["waiting"]  # type: ignore[assignment]  # as above
-        self._waiting = [Lease(*each) for each in waiting]
+        self._waiting = deque(Lease(*each) for each in waiting)
+        self._n_open = Counter(each.epoch for each in self._waiting)

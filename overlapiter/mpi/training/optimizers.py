@@ -1,15 +1,14 @@
 """What turns a gradient into new weights, on the server or in a worker's local steps.
 
 An update of many weights takes as long as the memory needs to bring them, or longer: NumPy goes
-over them once for each operation. So a rule runs as one loop where Numba is installed, as one
-kernel where the weights are CuPy's, and else in NumPy, by blocks that stay in the cache.
+over them once for each operation. So a rule runs as one loop where Numba is installed, and else in
+NumPy, by blocks that stay in the cache.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,6 @@ class ServerOptimizer:
         means: ``"numba"``, ``"numpy"``, or ``"auto"``: Numba where it is installed.
 
     Attributes:
-        name: Of its rule.
         learning_rate: Of the next update; a schedule sets it.
         n_updates: How many updates it has made.
     """
@@ -51,7 +49,6 @@ class ServerOptimizer:
         momentum: float = 0.9,
         means: str = "auto",
     ) -> None:
-        self.name = name
         self.n_updates = 0
         self._rule = RULES[name]
         self._momentum = momentum
@@ -64,20 +61,19 @@ class ServerOptimizer:
 
         Args:
             weights: Shape ``(n,)``, float32, contiguous; changed in place. The same ``n`` in each
-                call. With arrays of CuPy, both, the step is made on their GPU.
+                call.
             gradient: The same shape and type; not changed.
         """
         if self._slots is None:
             self._slots = tuple(0 * weights for _ in self._rule.slots)
         self.n_updates += 1
         constants = self._rule.constants(self.learning_rate, self.n_updates, self._momentum)
-        apply = self._apply if isinstance(weights, np.ndarray) else _cupy(self.name)
-        apply(weights, gradient, self._slots, tuple(map(np.float32, constants)))
+        self._apply(weights, gradient, self._slots, tuple(map(np.float32, constants)))
 
     def state(self) -> State:
-        """Return what a later run needs to go on exactly; the arrays are copies in main memory."""
+        """Return what a later run needs to go on exactly; the arrays are copies."""
         slots = zip(self._rule.slots, self._slots or (), strict=False)
-        found: State = {name: _on_host(slot) for name, slot in slots}
+        found: State = {name: slot.copy() for name, slot in slots}
         return {**found, "n_updates": self.n_updates, "learning_rate": self.learning_rate}
 
     def load_state(self, state: State) -> None:
@@ -87,11 +83,6 @@ class ServerOptimizer:
         self._slots = None
         if self.n_updates:
             self._slots = tuple(np.array(state[name], np.float32) for name in self._rule.slots)
-
-
-def _on_host(array: Vector) -> Vector:
-    """Return a copy in main memory."""
-    return array.copy() if isinstance(array, np.ndarray) else array.get()
 
 
 # --- the means ------------------------------------------------------------------------------------
@@ -173,24 +164,3 @@ def _loop_2(step: Callable[..., Any]) -> Callable[..., None]:
 
 
 _LOOPS = (_loop_0, _loop_1, _loop_2)
-
-
-@functools.cache
-def _cupy(name: str) -> Apply:
-    """Fuse a rule into one kernel of the GPU."""
-    import cupy
-
-    # CuPy does not fuse NumPy's own functions, so the rule gets CuPy's square root.
-    fused = cupy.fuse(types.FunctionType(RULES[name].step.__code__, {"np": cupy}))
-
-    def apply(
-        weights: Vector,
-        gradient: Vector,
-        slots: tuple[Vector, ...],
-        constants: tuple[np.float32, ...],
-    ) -> None:
-        news = fused(weights, gradient, *slots, *constants)
-        for old, new in zip((weights, *slots), news, strict=True):
-            old[...] = new
-
-    return apply

@@ -40,12 +40,15 @@ class Outputs:
         self._listener = preparation.listener
         self._on_epoch = preparation.on_epoch
         self._out = job.settings.out
+        settings = {name: each for name, each in vars(job.settings).items() if name not in _FREE}
+        facts = {"settings": settings, "plan": job.plan.facts()}
+        self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are when read
         try:
             os.makedirs(self._out, exist_ok=True)
             self._found = None if preparation.restart else checkpoint.read(self._out)
             self._check_found()
-            text = f"# {preparation.command}\n{job.settings.to_toml()}"
-            checkpoint.write_text(os.path.join(self._out, "settings.toml"), text)
+            path = os.path.join(self._out, "settings.toml")
+            checkpoint.write_text(path, preparation.to_toml())
         except OSError as error:
             raise OptionError("out", f"{self._out} cannot be written ({error})") from error
         self._writer = checkpoint.Writer(self._out)
@@ -83,7 +86,7 @@ class Outputs:
         """Raise OptionError unless the checkpoint that was found is of this run."""
         if self._found is None:
             return
-        facts, ours = self._found[0], self._facts()
+        facts, ours = self._found[0], self._facts
         for name, value in ours["settings"].items():
             theirs = facts["settings"].get(name)
             if theirs != value:
@@ -99,12 +102,6 @@ class Outputs:
                 f"or begin anew with --restart",
             )
 
-    def _facts(self) -> dict[str, Any]:
-        settings = vars(self._job.settings)
-        kept = {name: value for name, value in settings.items() if name not in _FREE}
-        facts = {"settings": kept, "plan": self._job.plan.facts()}
-        return json.loads(json.dumps(facts))  # type: ignore[no-any-return]  # as it is when read
-
     def restore(self, side: ServerSide, queue: LeaseQueue, validation: Validation) -> int:
         """Go on from the checkpoint, if there is one; return its number, 0 if there is none."""
         if self._found is None:
@@ -117,16 +114,20 @@ class Outputs:
                 f"{self._out} {state['weights'].size:,}; begin anew with --restart"
             )
         side.load_state(state)
-        if facts["plan"]["pieces"] != self._job.plan.facts()["pieces"]:
+        if facts["plan"]["pieces"] != self._facts["plan"]["pieces"]:
+            if self._job.settings.piece_examples in (0, facts["piece_examples"]):
+                words = f"have changed since the checkpoint in {self._out}"
+                raise OptionError("train_files", f"{words}; begin anew with --restart")
             raise OptionError(
                 "piece_examples",
-                f"the checkpoint in {self._out} has other pieces; begin with as many workers as "
-                f"before, or give --piece-examples {facts['piece_examples']}",
+                f"the checkpoint in {self._out} has pieces of {facts['piece_examples']}; leave "
+                f"--piece-examples out, or begin anew with --restart",
             )
         queue.restore(facts["queue"])
-        self._epochs.restore(facts["epochs"])
-        for name, snapshot in checkpoint.part("snapshot", arrays).items():
-            validation.begin(int(name), snapshot)
+        if self._epochs.is_validating:
+            for name, snapshot in checkpoint.part("snapshot", arrays).items():
+                validation.begin(int(name), snapshot)
+        self._epochs.restore(facts["epochs"], validation.snapshots)
         n_done = len(self._epochs.records)
         if self._epochs.is_over and not validation.snapshots:
             self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")
@@ -144,7 +145,7 @@ class Outputs:
         self._written_at = time.monotonic()
         with validation.changed:
             snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
-        facts = self._facts() | {"queue": queue.state(), "epochs": self._epochs.state()}
+        facts = self._facts | {"queue": queue.state(), "epochs": self._epochs.state()}
         facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
         arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
         self._writer.write(facts | {"number": number}, arrays)

@@ -54,20 +54,20 @@ def make_plan(
     Raises:
         TrainingError: One cannot be read, or they have no examples, or differ in shape.
     """
-    lengths = [source.length_of(path) for path in train_paths]
-    val_lengths = [source.length_of(path) for path in val_paths]
+    lengths, first, example = [], "", ()
+    for path in (*train_paths, *val_paths):
+        length, batch = source.look_at(path)
+        lengths.append(length)
+        if length and not first:
+            first, example = path, batch
+        elif length:
+            _check_shapes(path, batch, first, example)
+    lengths, val_lengths = lengths[: len(train_paths)], lengths[len(train_paths) :]
     n, n_val = sum(lengths), sum(val_lengths)
     if not n:
         raise TrainingError("the training files have no examples; see whether the list is right")
     if val_paths and not n_val:
         raise TrainingError("the validation files have no examples; see whether the list is right")
-    full = [
-        (path, source.read(path, 0, 1))
-        for path, length in zip([*train_paths, *val_paths], [*lengths, *val_lengths], strict=True)
-        if length
-    ]
-    _check_shapes(full)
-    example = full[0][1]
     size = settings.piece_examples or _piece_examples(n, n_workers, settings, example)
     step = settings.batch
     val_size = default_piece_examples(n_val, n_workers, step) if n_val else step
@@ -88,17 +88,14 @@ def _piece_examples(n: int, n_workers: int, settings: Settings, example: Batch) 
     return min(default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step)))
 
 
-def _check_shapes(batches: Sequence[tuple[str, Batch]]) -> None:
-    """Raise TrainingError if examples of different files have different shapes."""
-    (first_path, first), *others = batches
-    shapes = [each.shape[1:] for each in first]
-    for path, batch in others:
-        here = [each.shape[1:] for each in batch]
-        if here != shapes:
-            raise TrainingError(
-                f"the examples of {path} have the shapes {here}, those of {first_path} {shapes}; "
-                f"all files of a run must be alike"
-            )
+def _check_shapes(path: str, batch: Batch, first: str, example: Batch) -> None:
+    """Raise TrainingError if the examples of a file have other shapes than those of the first."""
+    here, shapes = ([each.shape[1:] for each in some] for some in (batch, example))
+    if here != shapes:
+        raise TrainingError(
+            f"the examples of {path} have the shapes {here}, those of {first} {shapes}; all files "
+            f"of a run must be alike"
+        )
 
 
 def groups_of(size: int, n_masters: int) -> dict[int, list[int]]:

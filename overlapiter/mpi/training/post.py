@@ -18,13 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
-from overlapiter.errors import OverlapError
 from overlapiter.tracing import OFF, Tracing
 
 from .ending import die_if_tolerant
 from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
 from .silence import Watch
-from .worker import server_lost
+from .worker import reason_of, server_lost
 
 _TAG = 17
 #: Pauses between looks: from the first, doubling, up to the second.
@@ -229,11 +228,6 @@ class Mail:
         self._is_closed.set()
         self._thread.join()
         self._post.close(silent)
-
-
-def reason_of(error: BaseException) -> str:
-    """Return why a rank cannot go on."""
-    return str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
 
 
 class ServerConnection:

@@ -23,20 +23,32 @@ from .ending import (
 from .epochs import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
-from .meeting import send_later
+from .meeting import has_come, send_later
 from .messages import Kind, Message, buffer_bytes
 from .outputs import Outputs
 from .plan import Plan, groups_of
-from .post import Mail, Post, ServerConnection, mpi_reason, reason_of
-from .silence import PATIENCE
+from .post import Mail, Post, ServerConnection, mpi_reason
+from .silence import PATIENCE, Watch
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
-from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker, server_lost
+from .worker import (
+    DesertedError,
+    RefusedError,
+    ServerLostError,
+    StoppedError,
+    Worker,
+    reason_of,
+    server_lost,
+)
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
 #: Round trips by which the clocks of two ranks are compared.
 _N_PINGS = 8
+#: How long that may take.
+_CLOCK_SECONDS = 10.0
+#: Between two looks for a message.
+_PAUSE_SECONDS = 20e-6
 _PLAN_TAG, _CLOCK_TAG = 15, 18
 
 
@@ -98,7 +110,7 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             # No ASK: if it came late, the server of the run would take it for one of its own.
             connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
-            told: Plan | StoppedError = comm.recv(source=0, tag=_PLAN_TAG)
+            told = _receive_plan(comm, preparation.settings.worker_timeout)
         except MPI.Exception as error:
             raise server_lost(0, mpi_reason(error)) from error
         if isinstance(told, StoppedError):
@@ -135,22 +147,54 @@ def _answering(comm: Any) -> Iterator[None]:
         mail.close()
 
 
-def _clock_offset_ns(comm: Any) -> int:
-    """Return what to add to the clock of this rank to get that of rank 0. Collective.
+def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
+    """Return what rank 0 has sent. A large message needs it a while longer, and it may hang then.
 
-    The shortest of some round trips counts, in the middle of which rank 0 has read its clock.
+    Raises:
+        ServerLostError: It is silent for too long.
     """
-    best = (1 << 62, 0)
-    for rank in range(1, comm.size):
-        for _ in range(_N_PINGS):
-            if comm.rank == rank:
-                began = time.time_ns()
-                theirs = comm.sendrecv(0, 0, _CLOCK_TAG, source=0, recvtag=_CLOCK_TAG)
-                ended = time.time_ns()
-                best = min(best, (ended - began, theirs - (began + ended) // 2))
-            elif comm.rank == 0:
-                comm.recv(source=rank, tag=_CLOCK_TAG)
-                comm.send(time.time_ns(), rank, _CLOCK_TAG)
+    watch, request = Watch(timeout_seconds), None
+    while not watch.reason:
+        if request is None:
+            message = comm.improbe(source=0, tag=_PLAN_TAG)
+            request = None if message is None else message.irecv()
+        if request is not None:
+            is_here, told = request.test()
+            if is_here:
+                return told  # type: ignore[no-any-return]  # as it was sent
+        watch.look(time.monotonic())
+        time.sleep(_PAUSE_SECONDS)
+    raise server_lost(0, watch.reason)
+
+
+def _clock_offset_ns(comm: Any) -> int:
+    """Return what to add to the clock of this rank to get that of rank 0.
+
+    The shortest of some round trips counts, in the middle of which rank 0 has read its clock. No
+    rank waits long for one that does not answer; it trusts in its own clock.
+    """
+    best, until = (1 << 62, 0), time.monotonic() + _CLOCK_SECONDS
+    if not comm.rank:
+        n_left = dict.fromkeys(range(1, comm.size), _N_PINGS)
+        while any(n_left.values()) and time.monotonic() < until:
+            for rank in n_left:
+                if has_come(comm, rank, _CLOCK_TAG):
+                    comm.recv(source=rank, tag=_CLOCK_TAG)
+                    n_left[rank] -= 1
+                    with contextlib.suppress(MPI.Exception):  # it has died since
+                        send_later(comm, time.time_ns(), rank, _CLOCK_TAG)
+            time.sleep(_PAUSE_SECONDS)
+        return 0
+    for _ in range(_N_PINGS):
+        began = time.time_ns()
+        send_later(comm, None, 0, _CLOCK_TAG)
+        while not has_come(comm, 0, _CLOCK_TAG):
+            if time.monotonic() > until:
+                return best[1]
+            time.sleep(_PAUSE_SECONDS)
+        theirs = comm.recv(source=0, tag=_CLOCK_TAG)
+        ended = time.time_ns()
+        best = min(best, (ended - began, theirs - (began + ended) // 2))
     return best[1]
 
 

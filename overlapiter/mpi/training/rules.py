@@ -1,8 +1,8 @@
-"""The equations by which optimizers change weights, each written once for NumPy, Numba and CuPy.
+"""The equations by which optimizers change weights, each written once for NumPy and Numba.
 
 A rule is elementwise. It takes a weight, its gradient, what is remembered of it (its slots) and
 the constants of the step, all float32, and returns the new weight and slots. It works on numbers as
-on arrays, so NumPy runs it on blocks, Numba compiles it into a loop and CuPy into one kernel.
+on arrays, so NumPy runs it on blocks, and Numba compiles it into a loop.
 They are Chainer's rules, in the order of its operations.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-# Numbers of NumPy or Numba, or arrays of NumPy or CuPy.
+# Numbers of NumPy or Numba, or arrays of NumPy.
 Value = Any
 
 

@@ -15,7 +15,7 @@ from .job import Job, NoListener, Preparation, begin_tracing
 from .messages import Message
 from .model import Builder
 from .outputs import Outputs
-from .settings import settings_of
+from .settings import settings_of, split
 from .worker import Worker
 
 #: The rank of the worker where there is one process, as under MPI.
@@ -49,7 +49,8 @@ def train(
         on_epoch: Called on rank 0 with the record of each epoch; a true answer stops the run.
         listener: Shows how it goes on; None shows nothing.
         restart: Whether to begin anew where there is a checkpoint.
-        settings: See :class:`.settings.Settings` for their names, meanings and defaults.
+        settings: See :class:`.settings.Settings` for their names, meanings and defaults. What
+            begins with ``model.`` is an argument of ``build_model()``, as in the TOML files.
 
     Returns:
         The records of all epochs on rank 0, None on the other ranks.
@@ -58,9 +59,10 @@ def train(
         OptionError: A setting or a file cannot work.
         TrainingError: The run could not come to its end.
     """
+    settings, of_model = split(settings)
     chosen = settings_of(settings)
     preparation = Preparation(
-        model, train_files, val_files, chosen, listener or NoListener(), restart,
+        model, of_model, train_files, val_files, chosen, listener or NoListener(), restart,
         on_epoch or (lambda _record: False),
     )  # fmt: skip
     comm = ranks_of(comm)

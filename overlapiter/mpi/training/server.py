@@ -17,7 +17,7 @@ from .leases import LeaseQueue
 from .messages import Kind, Message, Vector, reports_in
 from .model import Model, digest_of
 from .silence import Attendance
-from .validation import Evaluator, Validation
+from .validation import SERVER, Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
@@ -288,6 +288,9 @@ class Server:
     def _settle(self) -> None:
         """Draw the conclusions: epochs that are over, replies that are due, work for who waits."""
         self._end_of_epochs()
+        if self._inline is not None:
+            while self._validation.evaluate_next(self._inline, SERVER, is_waiting=False):
+                pass
         if self._settings.synchronous:
             held = {worker for worker, leases in self._queue.held.items() if leases}
             if n_active := len(held | self._exchanging.keys()):
@@ -311,7 +314,3 @@ class Server:
             self._side.learning_rate = self._epochs.learning_rate
             if self._epochs.is_validating:
                 self._validation.begin(epoch, self._side.weights.copy())
-                while self._inline is not None and self._validation.evaluate_next(
-                    self._inline, -1, is_waiting=False
-                ):
-                    pass

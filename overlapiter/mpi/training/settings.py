@@ -17,6 +17,8 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adadelta", "rmsprop")
 ALGORITHMS = ("downpour", "easgd", "gem")
 VALIDATIONS = ("thread", "workers", "inline")
 METRICS = ("accuracy",)
+#: Begins the names of values that are arguments of ``build_model()``.
+_MODEL = "model."
 
 
 def _field(default: Any, help_: str, **more: Any) -> Any:
@@ -130,7 +132,9 @@ class Settings:
             value = getattr(self, field.name)
             value = list(value) if isinstance(value, tuple) else value
             text = json.dumps(value, ensure_ascii=False)
-            lines.append(f"{field.name} = {text}  # {field.metadata['help']}")
+            is_text = text == text.encode(errors="ignore").decode()  # a path may have other bytes
+            mark = "" if is_text else "# "
+            lines.append(f"{mark}{field.name} = {text}  # {field.metadata['help']}")
         return "\n".join(lines) + "\n"
 
     def rate_in(self, epoch: int) -> float:
@@ -141,8 +145,6 @@ class Settings:
 def _check(field: dataclasses.Field[Any], value: object) -> None:
     name, limits = field.name, field.metadata
     kind = type(field.default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if type(value) is not kind:
         raise OptionError(name, f"{value!r} is no {kind.__name__}; for example {field.default!r}")
     values = value if isinstance(value, tuple) else (value,)
@@ -156,6 +158,12 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
         raise OptionError(name, f"{value!r} is too small; give at least {least}")
     if isinstance(value, float) and value > limits.get("most", math.inf):
         raise OptionError(name, f"{value!r} is too large; give at most {limits['most']}")
+
+
+def split(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the values of settings, and the arguments of ``build_model()``."""
+    of_model = {k.removeprefix(_MODEL): v for k, v in values.items() if k.startswith(_MODEL)}
+    return {k: v for k, v in values.items() if not k.startswith(_MODEL)}, of_model
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -198,6 +206,11 @@ def read_toml(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise OptionError("settings", f"{path} cannot be read ({error})") from None
     return found
+
+
+def comment(command: str) -> str:
+    """Return a command as a comment in a TOML file, which is one line whatever the command has."""
+    return f"# {command if command.isprintable() else json.dumps(command)}\n"
 
 
 # --- texts that are small languages -----------------------------------------------------------

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+
+from overlapiter.tracing import Tracing
 
 from .job import Job
 from .messages import Doubles, Vector
@@ -55,7 +58,7 @@ class Validation:
     def __init__(self, n_pieces: int) -> None:
         self._n_pieces = n_pieces
         self.snapshots: dict[int, Vector] = {}
-        self._waiting: dict[tuple[int, int], None] = {}  # pieces of epochs, in their order
+        self._waiting: deque[tuple[int, int]] = deque()  # pieces of epochs, in their order
         self._takers: dict[tuple[int, int], int] = {}  # of those that are being evaluated
         self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
         self._is_closed = False
@@ -66,16 +69,16 @@ class Validation:
         with self.changed:
             self.snapshots[epoch] = snapshot
             self._sums[epoch] = {}
-            self._waiting |= {(epoch, piece): None for piece in range(self._n_pieces)}
+            self._waiting += [(epoch, piece) for piece in range(self._n_pieces)]
             self.changed.notify_all()
 
     def take(self, taker: int) -> tuple[int, int] | None:
         """Return epoch and number of a piece to evaluate; None if none is left."""
         with self.changed:
-            first = next(iter(self._waiting), None)
-            if first is not None:
-                del self._waiting[first]
-                self._takers[first] = taker
+            if not self._waiting:
+                return None
+            first = self._waiting.popleft()
+            self._takers[first] = taker
             return first
 
     def is_waiting(self) -> bool:
@@ -100,7 +103,7 @@ class Validation:
             left = [key for key, by in self._takers.items() if by == taker]
             for key in left:
                 del self._takers[key]
-            self._waiting = dict.fromkeys(sorted([*left, *self._waiting]))
+            self._waiting = deque(sorted([*left, *self._waiting]))
             self.changed.notify_all()
 
     def done(self) -> list[tuple[int, Doubles]]:
@@ -120,7 +123,8 @@ class Validation:
         """Have nothing more evaluated."""
         with self.changed:
             self._is_closed = True
-            for each in (self._waiting, self._takers, self.snapshots, self._sums):
+            self._waiting.clear()
+            for each in (self._takers, self.snapshots, self._sums):
                 each.clear()
             self.changed.notify_all()
 
@@ -144,18 +148,20 @@ SERVER = -1
 
 
 class ValidationThread:
-    """Evaluates in a thread of the server, in which its evaluator is made."""
+    """Evaluates in a thread of the server, which closes the evaluator, too."""
 
-    def __init__(self, validation: Validation, make_evaluator: Callable[[], Evaluator]) -> None:
+    def __init__(self, validation: Validation, evaluator: Evaluator, trace: Tracing) -> None:
         self._validation = validation
-        self._make_evaluator = make_evaluator
+        self._evaluator = evaluator
+        self._trace = trace
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="validation", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
+        self._trace.name_row("validation")
         try:
-            with contextlib.closing(self._make_evaluator()) as evaluator:
+            with contextlib.closing(self._evaluator) as evaluator:
                 while self._validation.evaluate_next(evaluator, SERVER, is_waiting=True):
                     pass
         except (Exception, SystemExit) as error:  # the server ends the run by it

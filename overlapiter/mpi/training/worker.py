@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from overlapiter.errors import TrainingError
+from overlapiter.errors import OverlapError, TrainingError
 
 from .algorithms import make_worker_side
 from .checkpoint import WorkerStates
@@ -67,6 +67,11 @@ def server_lost(rank: int, reason: str) -> ServerLostError:
 def stopped_by(message: Message) -> StoppedError:
     """Return what is raised on a message that ends the run."""
     return (RefusedError if message.position else StoppedError)(message.text)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a rank cannot go on."""
+    return str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
 
 
 class _BegunError(Exception):

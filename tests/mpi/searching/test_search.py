@@ -12,9 +12,12 @@ from typing import Any
 
 import pytest
 
+import overlapiter.mpi
+from overlapiter.errors import OptionError
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, exit_status_of
 from tests.chainer.scripts import ENVIRONMENT
-from tests.mpi.training.jobs import run_training, write_digits
+from tests.mpi.training.counting import Counting
+from tests.mpi.training.jobs import run_training, write_digits, write_numbers
 
 pytest.importorskip("optuna")
 
@@ -23,7 +26,7 @@ SPACE = """
 [space]
 learning_rate = {low = 1e-3, high = 0.1, log = true}
 batch = [20, 50]
-"model.n_hidden" = [8, 16]
+"model.n_hidden" = [8, 12]  # the default is 16
 [settings]
 epochs = 2
 optimizer = "momentum"
@@ -89,8 +92,7 @@ def test_a_search_goes_on_where_it_ended_and_its_best_settings_can_be_trained(
     best = ("--settings", tmp_path / "search" / "best.toml", "--out", "best")
     assert run_training(tmp_path, 0, MODEL, *write_digits(tmp_path), *best).exit_status == 0
     epochs = json.loads((tmp_path / "best" / "history.json").read_text())["epochs"]
-    if result["best"]["params"]["model.n_hidden"] == 16:  # the default of build_model
-        assert epochs[-1]["val_accuracy"] == result["best"]["value"]
+    assert epochs[-1]["val_accuracy"] == result["best"]["value"]
 
 
 @pytest.mark.parametrize(
@@ -205,6 +207,60 @@ class TestSearchOfRanks:
         ended = search(tmp_path, 1, n_ranks=2, more=more, launcher=(), SEARCH_SIGNAL="slow")
         assert ended.returncode == 0, ended.stderr
         assert "silent" not in ended.stderr
+
+
+class Large(Counting):
+    """Does not fit into the memory."""
+
+    def gradient(self, *_arguments: Any) -> list[float]:
+        raise MemoryError("no room")
+
+
+def search_here(folder: Path, space: dict[str, Any], n_trials: int, **more: Any) -> Any:
+    """Search in this process, with a model that counts or, with a size above 8, does not fit."""
+
+    def build(size: int = 8) -> Counting:
+        return (Large if size > 8 else Counting)(100)
+
+    numbers = folder / "numbers.txt"
+    return overlapiter.mpi.search(
+        {"space": space}, build, numbers, numbers, n_trials=n_trials, metric="val_loss", epochs=1,
+        out=folder / "search", **more,
+    )  # fmt: skip
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+@pytest.mark.parametrize(
+    ("space", "reason"),
+    [
+        ({"model.size": [8, 16]}, "MemoryError: no room"),
+        (
+            {"algorithm": ["downpour", "easgd"], "synchronous": [False, True]},
+            "synchronous: easgd has no such mode; leave it out, or use --algorithm downpour",
+        ),
+    ],
+    ids=["exception", "combination"],
+)
+def test_a_search_goes_on_after_a_trial_that_cannot_be_trained(
+    tmp_path: Path, space: dict[str, list[Any]], reason: str
+) -> None:
+    write_numbers(tmp_path)
+    trials = search_here(tmp_path, space, 8).trials()
+    assert {trial.state for trial in trials} == {"complete", "failed"}
+    assert {trial.reason for trial in trials if trial.state == "failed"} == {reason}
+    assert len(trials) == 8
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+def test_a_search_whose_files_are_missing_is_refused_and_goes_on_when_they_are_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "numbers.txt").write_text("numbers0.h5\n")
+    with pytest.raises(OptionError, match=r"there is no .*numbers0\.h5"):
+        search_here(tmp_path, {"batch": [2, 4]}, 2)
+    write_numbers(tmp_path)
+    trials = search_here(tmp_path, {"batch": [2, 4]}, 2).trials()
+    assert [trial.state for trial in trials] == ["complete"] * 2
 
 
 def test_a_space_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:

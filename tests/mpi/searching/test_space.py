@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from overlapiter.errors import OptionError
-from overlapiter.mpi.searching.space import Range, space_of, split
+from overlapiter.mpi.searching.space import Range, space_of
+from overlapiter.mpi.training.settings import split
 
 SPACE = {
     "learning_rate": {"low": 1e-4, "high": 0.1, "log": True},
@@ -74,6 +75,11 @@ def test_a_range_of_two_whole_numbers_is_one_of_whole_numbers() -> None:
         ({"space": {"batch": {"low": 8, "high": 8}}}, "batch", "low must be smaller"),
         ({"space": {"batch": {"low": 0, "high": 8}}}, "batch", "too small"),
         ({"space": {"batch": {"low": 1, "high": 8, "step": 0}}}, "batch", "step is 0"),
+        (
+            {"space": {"learning_rate": {"low": 0.5, "high": 4.0, "step": 1}}},
+            "learning_rate",
+            "a step is for whole numbers",
+        ),
         ({"space": {"batch": {"low": "a", "high": "b"}}}, "batch", "'a' is no number"),
         (
             {"space": {"learning_rate": {"low": 0.0, "high": 1.0, "log": True}}},

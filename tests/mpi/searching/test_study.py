@@ -76,6 +76,21 @@ def test_what_is_proposed_does_not_depend_on_the_groups(tmp_path: Path) -> None:
     assert len(set(alone)) == 4
 
 
+def test_any_seed_and_any_path_will_do(tmp_path: Path) -> None:
+    for seed in (-1, 50_000):
+        fixed = {"staging": tmp_path / "staging", "source": tmp_path}
+        space = space_of({"space": {"batch": [8, 16]}}, fixed)
+        study = Study(str(tmp_path / str(seed)), space, "val_loss", 2, seed)
+        assert ask(study).values["batch"] in (8, 16)
+
+
+def test_each_trial_has_a_trace_of_its_own(tmp_path: Path) -> None:
+    space = space_of({"space": {"batch": [8, 16]}}, {"trace": tmp_path / "trace.json"})
+    study = open_study(tmp_path, 2, space)
+    traces = [ask(study).values["trace"] for _ in range(2)]
+    assert traces == [str(tmp_path / f"trace.{number}.json") for number in ("0000", "0001")]
+
+
 def test_the_trial_of_a_lost_group_is_done_again_where_it_stood(tmp_path: Path) -> None:
     mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
     lost = ask(theirs, "run:1")

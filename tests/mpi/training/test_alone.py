@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.curves import draw
+from overlapiter.mpi.training.settings import read_toml
 from tests.mpi.waiting import wait_until
 
 from .counting import Counting
@@ -96,6 +98,15 @@ def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[P
     assert head.endswith(f"{lists[1]} --settings 2/settings.toml --out other")
 
 
+def test_the_settings_can_be_read_whatever_bytes_paths_have(tmp_path: Path) -> None:
+    listing = write_numbers(tmp_path).rename(tmp_path / "two\nlines.txt")
+    out = tmp_path / os.fsdecode(b"bytes\xff")
+    overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=1, seed=5, out=out)
+    found = read_toml(str(out / "settings.toml"))
+    assert found["seed"] == 5
+    assert "out" not in found
+
+
 def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> None:
     listing = write_numbers(tmp_path)
     seen: dict[object, list[int]] = {}
@@ -156,6 +167,21 @@ def test_all_ways_of_validating_give_the_same_numbers_and_weights(
     for one, other in zip(epochs(tmp_path / "thread"), epochs(tmp_path / mode), strict=True):
         assert (one["val_loss"], one["val_accuracy"]) == (other["val_loss"], other["val_accuracy"])
     assert epochs(tmp_path / mode)[0]["val_loss"] != epochs(tmp_path / mode)[0]["loss"]
+
+
+def test_models_are_built_before_the_training_whose_random_numbers_they_would_take(
+    tmp_path: Path,
+) -> None:
+    builders: list[threading.Thread] = []
+
+    def build() -> Counting:
+        builders.append(threading.current_thread())
+        return Counting(100)
+
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    listing, words = write_numbers(tmp_path), COUNTED | {"epochs": 1, "out": tmp_path / "run"}
+    overlapiter.mpi.train(build, listing, [tmp_path / "v.h5"], **words)
+    assert builders == [threading.main_thread()] * 3
 
 
 class Ended(Exception):
@@ -231,6 +257,57 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
     assert "the same command goes on from here" in (tmp_path / "output.txt").read_text()
 
 
+@pytest.mark.parametrize("validation", ["inline", ""])
+def test_a_run_that_was_ended_amid_its_last_validation_goes_on_with_another_kind(
+    tmp_path: Path, validation: str
+) -> None:
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    listing, out = write_numbers(tmp_path), tmp_path / "result"
+    words = (COUNTING, listing, tmp_path / "v.txt", "--batch", 2, "--epochs", 1)
+    (tmp_path / "v.txt").write_text("v.h5\n")
+    fault = {"TRAINING_FAULT": "hung-validating:0:0"}
+    job = begin_training(tmp_path, 0, *words, environment=fault)
+    try:
+        wait_until((out / "checkpoint.npz").exists)
+        job.terminate()
+        assert job.wait(60) == 143
+    finally:
+        end_job(job)
+    more = (tmp_path / "v.txt", "--validation", validation) if validation else ()
+    ended = run_training(tmp_path, 0, COUNTING, listing, *more, "--batch", 2, "--epochs", 1)
+    assert ended.exit_status == 0, ended.output
+    assert [("val_loss" in record) for record in epochs(out)] == [bool(validation)]
+
+
+def test_a_run_that_was_stopped_early_while_later_epochs_were_validated_keeps_their_records(
+    tmp_path: Path,
+) -> None:
+    seen: list[int] = []
+
+    class Slow(Counting):
+        """Does not validate the first epoch before three are trained."""
+
+        def gradient(self, batch: Any, gradient: Any, seed: int) -> list[float]:
+            seen.extend(batch[0].tolist())
+            found: list[float] = super().gradient(batch, gradient, seed)
+            return found
+
+        def evaluate(self, batch: Any) -> list[float]:
+            wait_until(lambda: len(seen) > 310)
+            found: list[float] = super().evaluate(batch)
+            return found
+
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    words: dict[str, Any] = COUNTED | {"epochs": 5, "out": tmp_path / "run"}
+    lists = write_numbers(tmp_path), [tmp_path / "v.h5"]
+    for _ in range(2):
+        overlapiter.mpi.train(lambda: Slow(100), *lists, **words, target="val_loss=9")
+        assert [record["epoch"] for record in epochs(tmp_path / "run")] == [1]
+    overlapiter.mpi.train(lambda: Slow(100), *lists, **words)
+    assert [record["epoch"] for record in epochs(tmp_path / "run")] == [1, 2, 3, 4, 5]
+    assert counts(tmp_path / "run") == [5] * 100
+
+
 def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path) -> None:
     class Ending:
         """Ends the run after some mini-batches, each of which is in a checkpoint."""
@@ -268,10 +345,13 @@ def test_a_run_goes_on_with_the_pieces_that_it_is_told_to_take(tmp_path: Path) -
     words: dict[str, Any] = {**COUNTED, "out": tmp_path / "run"}
     listing = write_numbers(tmp_path)
     overlapiter.mpi.train(COUNTING, listing, **words, epochs=1)
-    with pytest.raises(OptionError, match=r"has other pieces; .* give --piece-examples 14"):
+    with pytest.raises(OptionError, match=r"has pieces of 14; leave --piece-examples out"):
         overlapiter.mpi.train(COUNTING, listing, **words, epochs=2, piece_examples=10)
     overlapiter.mpi.train(COUNTING, listing, **words, epochs=2, piece_examples=14)
     assert counts(tmp_path / "run") == [2] * 100
+    write_numbers(tmp_path, (37, 5, 1, 40, 18))
+    with pytest.raises(OptionError, match="train_files: have changed since the checkpoint"):
+        overlapiter.mpi.train(COUNTING, listing, **words, epochs=3)
 
 
 @pytest.mark.parametrize("length", [0, 1000])
@@ -355,6 +435,39 @@ def test_a_data_class_of_the_users_takes_the_place_of_hdf5(tmp_path: Path) -> No
     assert counts(tmp_path / "run") == [2] * 100
 
 
+def test_a_data_class_that_exits_is_a_failed_run(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "import sys, threading\n"
+        "from overlapiter.mpi.training.data import Hdf5File\n"
+        "class Rows(Hdf5File):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__(path, ('features', 'labels'))\n"
+        "    def read(self, start, stop):\n"
+        "        if threading.current_thread() is not threading.main_thread():\n"
+        "            sys.exit(3)\n"
+        "        return super().read(start, stop)\n"
+    )
+    words: dict[str, Any] = COUNTED | {"data": f"{tmp_path / 'rows.py'}:Rows"}
+    with pytest.raises(TrainingError, match=r"numbers\d\.h5 cannot be read \(SystemExit: 3\)"):
+        overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
+
+
+def test_each_file_is_opened_once_before_the_training_begins(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "from overlapiter.mpi.training.data import Hdf5File\n"
+        "class Rows(Hdf5File):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__(path, ('features', 'labels'))\n"
+        f"        with open({str(tmp_path / 'opened')!r}, 'a') as log:\n"
+        "            print(path, file=log)\n"
+    )
+    words: dict[str, Any] = COUNTED | {"data": f"{tmp_path / 'rows.py'}:Rows"}
+    listing = write_numbers(tmp_path)
+    with pytest.raises(TrainingError, match="no parameters"):
+        overlapiter.mpi.train(lambda: Counting(0), listing, **words, out=tmp_path / "run")
+    assert len((tmp_path / "opened").read_text().splitlines()) == 5
+
+
 @pytest.mark.parametrize("validation", ["thread", "workers", "inline"])
 def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) -> None:
     source = tmp_path / "slow"
@@ -392,6 +505,10 @@ def _name_labels(path: Path) -> None:
     write_file(path, np.zeros((310, 64), np.float32), np.array([b"nine"] * 310))
 
 
+def _enlarge_features(path: Path) -> None:
+    write_file(path, np.full((310, 64), 1 << 32), np.zeros(310, np.int32))
+
+
 def _reshape(path: Path) -> None:
     write_file(path, np.zeros((310, 32), np.float32), np.zeros(310, np.int32))
 
@@ -411,6 +528,7 @@ def _rename(path: Path) -> None:
         (_damage, "b.h5 cannot be read as HDF5"),
         (_shorten_labels, "b.h5 has different numbers of examples: 310 of features, 309 of labels"),
         (_reshape, "must be alike"),
+        (_enlarge_features, "b.h5 has whole numbers beyond 32 bits"),
         (_soften_labels, "b.h5 has labels of type float64 that do not fit --loss"),
         (_name_labels, "b.h5 has labels of type .S4 that do not fit --loss"),
         (_rename, "there is no .*b.h5"),

@@ -136,21 +136,3 @@ def test_a_schedule_changes_the_learning_rate_of_the_next_update() -> None:
     optimizer.learning_rate = 0.25
     optimizer.update(weights, gradient)
     assert weights.tolist() == [0.25] * 3
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", RULES)
-def test_a_gpu_gives_the_same_to_rounding(name: str) -> None:
-    import cupy
-
-    weights, gradients = problem()
-    on_gpu = cupy.asarray(weights)
-    here, there = ServerOptimizer(name, means="numpy"), ServerOptimizer(name, means="numpy")
-    for gradient in gradients:
-        here.update(weights, gradient)
-        there.update(on_gpu, cupy.asarray(gradient))
-    np.testing.assert_allclose(on_gpu.get(), weights, rtol=2e-6, atol=2e-7)
-    for key, value in there.state().items():
-        # A GPU rounds a product and a sum once, which shows where the two nearly cancel.
-        expected = here.state()[key]
-        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6 * np.abs(expected).max())

@@ -63,6 +63,14 @@ def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -
     _check_trace(tmp_path)
 
 
+def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED)
+    for n_ranks, n_epochs in ((0, 1), (3, 2), (4, 3)):
+        ended = run_training(tmp_path, n_ranks, *words, "--epochs", n_epochs)
+        assert ended.exit_status == 0, ended.output
+    assert counts(tmp_path / "result") == [3] * 100
+
+
 def test_ranks_train_together_though_their_launcher_tells_no_size(tmp_path: Path) -> None:
     # As srun with PMIx starts them: alone each would write to the same directory.
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
@@ -224,7 +232,7 @@ def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str)
 
     source = Source(Settings(metrics=("accuracy",)))
     files = listed(lists[1], "val")
-    batches = [source.read(path, 0, source.length_of(path)) for path in files]
+    batches = [source.read(path, 0, source.look_at(path)[0]) for path in files]
     example = tuple(each[:1] for each in batches[0])
     objective = Objective("softmax_cross_entropy", ("accuracy",), "cpu", example)
     model = wrapped(builder_from(DIGITS), objective, 0)
@@ -471,10 +479,11 @@ def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_other
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--trace", "trace.json")], ids=["plain", "trace"])
 def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_no_other_worker(
-    tmp_path: Path,
+    tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    words = slow_to_look(tmp_path)
+    words = (*slow_to_look(tmp_path), *more)
     # One that has not started is waited for a minute, and the others must be patient for longer.
     job = begin_training(tmp_path, 6, *words, "--worker-timeout", 40)
     try:
@@ -486,6 +495,27 @@ def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_n
         end_job(job)
     assert ended.exit_status == 0, ended.output
     assert counts(tmp_path / "result") == TWICE
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_as_it_builds_its_model_ends_the_others_that_get_a_long_plan(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "model.py").write_text(
+        "import os, threading\n"
+        "from tests.mpi.training import counting\n"
+        "def build_model():\n"
+        "    if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
+        "        threading.Event().wait()\n"
+        "    return counting.build_model()\n"
+    )
+    listing = write_numbers(tmp_path, (20_000,))
+    words = ("model.py", listing, "--piece-examples", 1, "--worker-timeout", 1)
+    # Of such messages only the beginning arrives before rank 0 looks for the answer.
+    environment = {"OMPI_MCA_btl": "self,tcp"}
+    ended = run_training(tmp_path, 3, *words, program=IMPATIENT, environment=environment)
+    assert ended.exit_status == 1, ended.output
+    assert "the server, rank 0, is lost (silent for 60 s)" in ended.output
 
 
 def test_a_sub_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path) -> None:
