@@ -353,6 +353,18 @@ def test_after_many_interruptions_the_next_mini_batch_comes(
     loader.close()
 
 
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_an_epoch_of_persistent_workers_that_could_not_begin_can_be_begun_anew(
+    plain_pair: Pair, error: type[BaseException]
+) -> None:
+    options = {"batch_sampler": D.Stumbling(error), "persistent_workers": True}
+    loader = plain_pair.ours(D.Made("int", 6), **options)
+    first = list(loader)
+    with pytest.raises(error):
+        iter(loader)
+    assert_same(list(loader), first)
+
+
 def test_after_an_interruption_as_much_is_staged_ahead_by_the_same_orders(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -566,3 +566,22 @@ class Sizes(data.Sampler[list[int]]):
         for size in (1, 3, 2, 5):
             yield list(range(start, start + size))
             start += size
+
+
+class Stumbling(data.Sampler[list[int]]):
+    """A batch sampler that raises once, amid its second epoch.
+
+    Args:
+        error: Its class.
+    """
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.n_begun = 0
+
+    def __iter__(self) -> Any:
+        self.n_begun += 1
+        yield [0, 1]
+        if self.n_begun == 2:
+            raise self.error()
+        yield from ([2, 3], [4, 5])
