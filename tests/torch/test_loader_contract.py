@@ -233,6 +233,17 @@ def test_tensors_of_whole_numbers_are_keys_with_staging_and_a_seed_too(
     assert sorted(torch.cat([batch[1] for batch in batches]).tolist()) == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    "sampler",
+    [[1, 9, -2, 70, 3, -9], data.SequentialSampler(range(12))],
+)
+def test_what_an_index_beyond_the_length_means_is_up_to_the_dataset(
+    pair: Pair, image_folder: Path, sampler: Any
+) -> None:
+    found = assert_alike(pair, D.Images(image_folder, 8), 2, sampler=sampler, batch_size=1)
+    assert len(found) == 2 * len(sampler)
+
+
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_a_seed_needs_whole_numbers_as_keys(plain_pair: Pair, n_workers: int) -> None:
     loader = plain_pair.ours(D.Keyed(), sampler=["a"], num_workers=n_workers, seed=1)
