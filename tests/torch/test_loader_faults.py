@@ -137,6 +137,17 @@ def test_bad_examples_are_left_out_up_to_the_limit(plain_pair: Pair, collate_fn:
         list(strict)
 
 
+@pytest.mark.parametrize("end", [D.refuse, os._exit], ids=["raises", "dies"])
+def test_of_a_dataset_that_gives_several_examples_at_once_only_bad_ones_are_left_out(
+    plain_pair: Pair, end: Any
+) -> None:
+    loader = plain_pair.ours(D.Breaking(end), 4, num_workers=1, bad_examples=Skip(2))
+    with pytest.warns(BadExampleWarning, match="example 2"):
+        batches = [batch.tolist() for batch in loader]
+    assert batches == [[0, 1, 3], [4, 5, 6], [8, 9, 10]]
+    assert [error.index for error in loader.skipped] == [2, 7]
+
+
 def test_a_dataset_that_leaves_or_ends_its_iteration_is_an_error_of_that_example(
     plain_pair: Pair,
 ) -> None:
