@@ -143,6 +143,7 @@ def begin(
         with contextlib.suppress(Exception):  # explained below
             if old.purpose == (options, digest_of(pickled_pieces(face, FacePickler))):
                 old.pipeline.reset(renewal)
+                loader._shelf.latest = old.pipeline
                 return old, False
         old.pipeline.close()
     feed = _new_feed(loader, face, options, renewal, first_indices)

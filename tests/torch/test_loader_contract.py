@@ -467,6 +467,18 @@ def test_an_iterable_style_dataset_is_refused_with_the_reason() -> None:
         DataLoader(iter([1]))
 
 
+def test_the_counters_are_those_of_the_latest_iteration(plain_pair: Pair) -> None:
+    loader = plain_pair.ours(D.Made("int", 4), 2)
+    assert len(list(zip(loader, loader, strict=True))) == 2  # two at once
+    for _ in range(2):
+        before = loader.stats()
+        assert len(list(loader)) == 2
+        after = loader.stats()
+        assert before is not None
+        assert after is not None
+        assert after.batches_taken > before.batches_taken
+
+
 def test_an_explanation_names_the_arguments_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Explanation(Cause.DECODING, "Give n_processes=4.", "give n_processes=4", 1.0, 4.0)
     monkeypatch.setattr("overlapiter.explain.explain", lambda *_: told)
