@@ -210,6 +210,18 @@ def test_a_trace_shows_keys_that_are_no_numbers(plain_pair: Pair, tmp_path: Path
     assert """"index":"b'a'\"""" in text
 
 
+def test_a_trace_has_the_epochs_that_begin_in_its_block_and_no_others(
+    plain_pair: Pair, tmp_path: Path
+) -> None:
+    loader = plain_pair.ours(D.Made("int", 4), 2)
+    list(loader)
+    with overlapiter.trace(tmp_path / "trace.json"):
+        list(loader)
+    list(loader)
+    plain_pair.close()
+    assert (tmp_path / "trace.json").read_text().count("dataset[i]") == 4
+
+
 @pytest.mark.parametrize("keys", [["a"], [[1], [2]]])
 def test_a_mini_batch_that_cannot_be_unpickled_here_is_named_by_its_keys(
     plain_pair: Pair, keys: Any
