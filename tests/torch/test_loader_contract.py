@@ -256,6 +256,20 @@ def test_what_an_index_beyond_the_length_means_is_up_to_the_dataset(
     assert len(found) == 2 * len(sampler)
 
 
+def test_a_sampler_without_an_end_in_sight_is_not_listed_in_advance(
+    pair: Pair, image_folder: Path
+) -> None:
+    dataset = D.Images(image_folder, 16)
+    found = []
+    for make in pair.each():
+        generator = torch.Generator().manual_seed(1)
+        sampler = data.RandomSampler(
+            dataset, replacement=True, num_samples=10**10, generator=generator
+        )
+        found.append(list(itertools.islice(make(dataset, 2, sampler=sampler), 20)))
+    assert_same(*found)
+
+
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_a_seed_needs_whole_numbers_as_keys(plain_pair: Pair, n_workers: int) -> None:
     loader = plain_pair.ours(D.Keyed(), sampler=["a"], num_workers=n_workers, seed=1)
