@@ -77,7 +77,7 @@ class OrderedSampler(data.Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of indices that an iteration gives."""
-        return len(self.whole()) - self.start
+        return self.order.length(self._dataset_size) - self.start
 
 
 class Draws(NamedTuple):
