@@ -181,9 +181,12 @@ def order_of_ranks(sampler: Any) -> ScatteredOrder | None:
     """Return the order that a sampler has together with those of other ranks, if it has one."""
     if isinstance(sampler, OrderedSampler):
         return sampler.order
-    if type(sampler) is not DistributedSampler or sampler.seed < 0:
+    if type(sampler) is not DistributedSampler:
         return None
-    return DistributedOrder(sampler)
+    try:
+        return DistributedOrder(sampler)
+    except (OptionError, TypeError):  # PyTorch takes seeds that ours does not
+        return None
 
 
 class Foresight(NamedTuple):

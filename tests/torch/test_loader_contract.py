@@ -270,6 +270,17 @@ def test_a_sampler_without_an_end_in_sight_is_not_listed_in_advance(
     assert_same(*found)
 
 
+@pytest.mark.parametrize(
+    "options", [{"seed": 2**63}, {"seed": -1}, {"seed": None, "shuffle": False}]
+)
+def test_a_distributed_sampler_may_have_any_seed_of_pytorchs(
+    pair: Pair, image_folder: Path, options: Any
+) -> None:
+    dataset = D.Images(image_folder, 16)
+    sampler = data.DistributedSampler(dataset, num_replicas=2, rank=1, **options)
+    assert len(assert_alike(pair, dataset, batch_size=4, sampler=sampler)) == 2
+
+
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_a_seed_needs_whole_numbers_as_keys(plain_pair: Pair, n_workers: int) -> None:
     loader = plain_pair.ours(D.Keyed(), sampler=["a"], num_workers=n_workers, seed=1)
