@@ -32,6 +32,7 @@ from overlapiter.errors import (  # noqa: E402
     TooManyBadExamplesError,
     WorkerDiedError,
 )
+from overlapiter.scatter import ScatteredOrder  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from tests.chainer.scripts import (  # noqa: E402
     Program,
@@ -248,6 +249,14 @@ def test_a_mini_batch_that_cannot_be_shown_takes_the_memory_of_no_other_one(
     for start, batch in kept:
         tensor = batch if collate_fn else batch[0]
         assert tensor[:, 0].tolist() == [*range(start, start + 4)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"bad_examples": "skip"}, {"sampler": ScatteredOrder(0, 1, 1)}]
+)
+def test_options_that_need_a_length_say_so(options: Any) -> None:
+    with pytest.raises(OptionError, match="needs a dataset with a length"):
+        DataLoader(D.Keyed(), **{"sampler": [1], "num_workers": 1, **options})
 
 
 # --- disks ------------------------------------------------------------------------------------
