@@ -200,7 +200,7 @@ def test_a_state_of_another_sampler_is_refused_amid_an_epoch(plain_pair: Pair) -
         other.load_state_dict(saved(one.state_dict()))  # no epoch has begun
         next(iter(one))
         other = make(**others)
-        with pytest.raises(OptionError, match="another kind of sampler, .*Sampler, here it is"):
+        with pytest.raises(OptionError, match=r"another kind of sampler, .*Sampler, here it is"):
             other.load_state_dict(saved(one.state_dict()))
         assert len(list(other)) == 6
     other.load_state_dict(saved(make(**distributed()).state_dict()))
