@@ -83,6 +83,12 @@ class Marked(torch.Tensor):
     """A tensor of the user's."""
 
 
+class Unmarked(torch.Tensor):
+    """One of the user's whose results are plain, as torchvision's."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as its documentation has it
+
+
 class Several(list):  # type: ignore[type-arg]  # of anything
     """A list of the user's."""
 
@@ -120,6 +126,7 @@ MAKERS = {
     "tensors of two types": lambda i: torch.ones(2, dtype=torch.float64 if i % 2 else None),
     "arrays of two types": lambda i: np.ones(2, np.float64 if i % 2 else np.float32),
     "subclass": lambda i: torch.full((2,), i).as_subclass(Marked),
+    "plain when stacked": lambda i: torch.full((2,), i).as_subclass(Unmarked),
     "list subclass": lambda i: Several([i, torch.ones(2)]),
     "of keys in turn": lambda i: {"a": i, "b": 2 * i} if i % 2 else {"b": 2 * i, "a": i},
     # Which PyTorch refuses.
