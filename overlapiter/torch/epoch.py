@@ -151,7 +151,12 @@ class Epoch(_BaseDataLoaderIter):
 
     def _pull(self) -> None:
         """Take one index list from the sampler, and submit it or another one that is foreseen."""
-        for keys in itertools.islice(self._keys(), 1):
+        try:
+            taken = [*itertools.islice(self._keys(), 1)]
+        except Exception:  # the sampler's; nothing was sent
+            self._is_unfinished = False
+            raise
+        for keys in taken:
             if not self._submitted:
                 self._submit(keys)
                 continue

@@ -385,6 +385,16 @@ def test_an_epoch_of_persistent_workers_that_could_not_begin_can_be_begun_anew(
     assert_same(list(loader), first)
 
 
+def test_after_an_error_of_the_sampler_the_same_workers_go_on(plain_pair: Pair) -> None:
+    options = {"batch_sampler": D.Hesitating(), "num_workers": 2, "prefetch_factor": 1}
+    iterator = iter(plain_pair.ours(D.Informed(), **options, collate_fn=D.to_list))
+    found = [next(iterator) for _ in range(3)]
+    with pytest.raises(LookupError):
+        next(iterator)
+    found += iterator
+    assert [batch[0]["worker"][0] for batch in found] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
+
+
 def test_after_an_interruption_as_much_is_staged_ahead_by_the_same_orders(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

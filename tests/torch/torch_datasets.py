@@ -609,3 +609,20 @@ class Stumbling(data.Sampler[list[int]]):
         if self.n_begun == 2:
             raise self.error()
         yield from ([2, 3], [4, 5])
+
+
+class Hesitating(data.Sampler[list[int]]):
+    """A batch sampler that raises once amid an epoch, and then goes on."""
+
+    def __iter__(self) -> Any:
+        self.n_asked = 0
+        return self
+
+    def __next__(self) -> list[int]:
+        self.n_asked += 1
+        if self.n_asked == 6:
+            raise LookupError
+        number = self.n_asked - (self.n_asked > 6)
+        if number > 9:
+            raise StopIteration
+        return [number]
