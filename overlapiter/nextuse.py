@@ -87,7 +87,7 @@ class NextUse:
         if order is None:
             order = np.arange(self._n_examples)
         order = order.astype(np.intp, copy=False)  # a sampler may give any type of integers
-        order = np.where(order < 0, order + self._n_examples, order)
+        order = order % self._n_examples  # one may count from the end, or lie beyond it
         size = self._epoch_size = len(order)
         positions = epoch * size + np.arange(size)
         first = np.full(self._n_examples, FAR, np.int64)

@@ -188,7 +188,7 @@ class Training:
             "random": torch.get_rng_state(),  # from which later orders are drawn
         }
         if self.args.loader == "overlap":
-            state["loader"] = dict(self.train_loader.state_dict())
+            state["loader"] = self.train_loader.state_dict()
         path = f"{self.args.checkpoint}.{os.environ.get('RANK', '0')}"
         torch.save(state, f"{path}.new")
         os.replace(f"{path}.new", path)

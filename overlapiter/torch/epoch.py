@@ -94,8 +94,9 @@ class Epoch(_BaseDataLoaderIter):
         self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
         self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
         self._foresight: Foresight | None = None
-        self._is_exhausted = self._is_unfinished = False
-        self._order_size = self._position = 0
+        self._is_exhausted = False
+        self._is_unfinished = True  # until all was submitted: a sampler may raise
+        self._order_size = self._position = self._first_position = 0
         staging, number = loader.staging, self._progress.number
         self._n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
         if staging is not None:
@@ -114,6 +115,7 @@ class Epoch(_BaseDataLoaderIter):
         self._first_position = self._position  # of the next mini-batch to be taken
         self._submit_all()
         self._pipeline.flush()
+        self._is_unfinished = False
 
     def _feed_of(
         self, loader: data.DataLoader[Any], first: list[Keys], order: Indices | None
@@ -149,7 +151,12 @@ class Epoch(_BaseDataLoaderIter):
 
     def _pull(self) -> None:
         """Take one index list from the sampler, and submit it or another one that is foreseen."""
-        for keys in itertools.islice(self._keys(), 1):
+        try:
+            taken = [*itertools.islice(self._keys(), 1)]
+        except Exception:  # the sampler's; nothing was sent
+            self._is_unfinished = False
+            raise
+        for keys in taken:
             if not self._submitted:
                 self._submit(keys)
                 continue

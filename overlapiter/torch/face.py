@@ -5,6 +5,7 @@ It does not import PyTorch: where the dataset does not either, a file reader sta
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import random
@@ -207,7 +208,22 @@ def _walk(node: Any, leaves: list[Any]) -> Structure:
         return ("dict", tuple(node), tuple([_walk(child, leaves) for child in node.values()]))
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return (kind, None, tuple([_walk(child, leaves) for child in node]))
+    if _stacks_as_plain(kind):  # type: ignore[arg-type]  # mypy looks at how its instances hash
+        return _tensor_leaf(node.as_subclass(sys.modules["torch"].Tensor), leaves)
     return _plain_leaf(node, kind, leaves)
+
+
+@functools.cache
+def _stacks_as_plain(kind: type) -> bool:
+    """Return whether this is a subclass of tensors that stack as plain ones do: torchvision's."""
+    torch = sys.modules.get("torch")
+    if torch is None or not issubclass(kind, torch.Tensor):
+        return False
+    try:
+        stacked = torch.stack([torch.arange(2.0).as_subclass(kind)])
+    except Exception:  # the user's code
+        return False
+    return type(stacked) is torch.Tensor and stacked.tolist() == [[0.0, 1.0]]
 
 
 def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:

@@ -17,6 +17,7 @@ from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
 from overlapiter.torch.orders import size_of
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
+from overlapiter.tracing import chosen_trace
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
 
@@ -133,9 +134,13 @@ def begin(
         deals_in_turn=loader.seed is None,
     )
     is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
+    # Workers record in the trace that they begin with. With peers new ones are for all ranks to
+    # make, of which one alone may have a trace.
+    has_peers = loader.staging is not None and loader.staging.peers is not None
+    trace = None if has_peers else chosen_trace(None)[0]
     options = (
         *(loader.num_workers, loader.prefetch_factor, loader.batch_size, loader.seed),
-        *(loader.bad_examples, loader.staging, is_pinned),
+        *(loader.bad_examples, loader.staging, is_pinned, trace),
         os.getpid(),  # in a forked process it is dead
     )
     old: Feed | None = loader._shelf.take()
@@ -143,6 +148,7 @@ def begin(
         with contextlib.suppress(Exception):  # explained below
             if old.purpose == (options, digest_of(pickled_pieces(face, FacePickler))):
                 old.pipeline.reset(renewal)
+                loader._shelf.latest = old.pipeline
                 return old, False
         old.pipeline.close()
     feed = _new_feed(loader, face, options, renewal, first_indices)

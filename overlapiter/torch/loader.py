@@ -21,6 +21,7 @@ from overlapiter.torch.orders import (
     order_of_ranks,
     ranks_of,
     samplers_of,
+    size_of,
 )
 from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
 from overlapiter.workers.start.launch import start_forkserver
@@ -93,7 +94,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     ) -> None:
         _refuse_iterable(dataset)
         if isinstance(sampler, ScatteredOrder):
-            sampler = OrderedSampler(sampler, len(dataset))
+            sampler = OrderedSampler(sampler, size_of(dataset, "sampler"))
         super().__init__(
             dataset,
             batch_size,
@@ -118,7 +119,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.bad_examples = bad_examples
         self._order = order_of_ranks(samplers_of(self)[-1])
         self._check_workers()
-        limit = None if bad_examples == "raise" else skip_limit(bad_examples, len(dataset))
+        limit = (
+            None
+            if bad_examples == "raise"
+            else skip_limit(bad_examples, size_of(dataset, "bad_examples"))
+        )
         self._skipped = SkippedExamples(limit, dataset, keeps_step=self._is_in_step())
         self._shelf = Shelf()
         self._n_begun = 0  # epochs

@@ -32,6 +32,10 @@ _KNOWN = (
 )
 
 
+#: A sampler that gives more keys than this, and ten times the dataset, is not listed in advance.
+_MOST_FORESEEN = 10**7
+
+
 class OrderedSampler(data.Sampler[int]):
     """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch.
 
@@ -73,7 +77,7 @@ class OrderedSampler(data.Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of indices that an iteration gives."""
-        return len(self.whole()) - self.start
+        return self.order.length(self._dataset_size) - self.start
 
 
 class Draws(NamedTuple):
@@ -177,9 +181,12 @@ def order_of_ranks(sampler: Any) -> ScatteredOrder | None:
     """Return the order that a sampler has together with those of other ranks, if it has one."""
     if isinstance(sampler, OrderedSampler):
         return sampler.order
-    if type(sampler) is not DistributedSampler or sampler.seed < 0:
+    if type(sampler) is not DistributedSampler:
         return None
-    return DistributedOrder(sampler)
+    try:
+        return DistributedOrder(sampler)
+    except (OptionError, TypeError):  # PyTorch takes seeds that ours does not
+        return None
 
 
 class Foresight(NamedTuple):
@@ -223,6 +230,8 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
     is_known = [type(sampler) for sampler in batching] in ([], [data.BatchSampler])
     if not is_known or type(innermost) not in (*_KNOWN, OrderedSampler):
         return None
+    if len(innermost) > max(10 * len(loader.dataset), _MOST_FORESEEN):
+        return None  # a list of all of them takes too much memory
     size = batching[0].batch_size if batching else None
     whole = batching[0].batch_size if batching and batching[0].drop_last else 1
     sampler = copy.copy(innermost)

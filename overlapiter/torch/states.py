@@ -73,6 +73,11 @@ def batch_of(loader: data.DataLoader[Any]) -> tuple[int | None, int]:
     return size if isinstance(size, int) else None, ranks_of(loader)
 
 
+def sampler_name(loader: data.DataLoader[Any]) -> str:
+    """Return of which class the innermost sampler is."""
+    return type(samplers_of(loader)[-1]).__name__
+
+
 def check_state(loader: data.DataLoader[Any], state: State) -> None:
     """Refuse what does not fit a loader.
 
@@ -89,9 +94,15 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
             f"with the dataset that it was taken with",
         )
     is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
-    if is_scattered != (state["scattered"] is not None):
-        raise OptionError("state_dict", "is of another kind of sampler; give the same one")
-    was, now = state.get("batch"), batch_of(loader)
+    has_begun = state["n_taken"] or state["sampler_epoch"] is not None
+    is_other = has_begun and state["sampler"] != sampler_name(loader)
+    if is_other or is_scattered != (state["scattered"] is not None):
+        raise OptionError(
+            "state_dict",
+            f"is of another kind of sampler, {state['sampler']}, here it is "
+            f"{sampler_name(loader)}; give the same one",
+        )
+    was, now = state["batch"], batch_of(loader)
     if was is not None and tuple(was) != now and state["n_taken"]:
         raise OptionError(
             "state_dict",
@@ -117,6 +128,7 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
         "n_taken": epoch.n_taken,
         "draws": None if scattered else tuple(epoch.draws),
         "dataset_size": size,
+        "sampler": sampler_name(loader),
         "sampler_epoch": epoch.sampler_epoch,
         "scattered": scattered,
         "batch": None if scattered else batch_of(loader),

@@ -13,6 +13,7 @@ from torch.utils import data  # noqa: E402
 from torch.utils.data._utils import collate  # noqa: E402
 
 from overlapiter.errors import DatasetPicklingError  # noqa: E402
+from overlapiter.torch.face import TorchFace  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_alike, assert_same, seed_all, taken  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
@@ -35,6 +36,15 @@ REFUSED = (
 def test_examples_of_any_kind_are_collated_as_pytorch_does(plain_pair: Pair, kind: str) -> None:
     found = assert_alike(plain_pair, D.Made(kind), batch_size=4)
     assert (type(found[0]) is tuple) == (kind in REFUSED)
+
+
+def test_tensors_that_stack_to_a_plain_one_go_into_the_slot() -> None:
+    made = {"is_batched": True, "deals_in_turn": True}
+    face = TorchFace(D.Made("int"), None, None, **made)
+    for kind, expected in (("plain when stacked", "tensor"), ("subclass", "loose")):
+        structure, leaves = face.take_apart(D.MAKERS[kind](1))
+        assert structure == expected
+        assert isinstance(leaves[0], np.ndarray) == (expected == "tensor")
 
 
 @pytest.mark.parametrize("kind", ["tuple", "nested", "array", "string", "float"])

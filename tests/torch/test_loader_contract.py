@@ -210,6 +210,18 @@ def test_a_trace_shows_keys_that_are_no_numbers(plain_pair: Pair, tmp_path: Path
     assert """"index":"b'a'\"""" in text
 
 
+def test_a_trace_has_the_epochs_that_begin_in_its_block_and_no_others(
+    plain_pair: Pair, tmp_path: Path
+) -> None:
+    loader = plain_pair.ours(D.Made("int", 4), 2)
+    list(loader)
+    with overlapiter.trace(tmp_path / "trace.json"):
+        list(loader)
+    list(loader)
+    plain_pair.close()
+    assert (tmp_path / "trace.json").read_text().count("dataset[i]") == 4
+
+
 @pytest.mark.parametrize("keys", [["a"], [[1], [2]]])
 def test_a_mini_batch_that_cannot_be_unpickled_here_is_named_by_its_keys(
     plain_pair: Pair, keys: Any
@@ -231,6 +243,42 @@ def test_tensors_of_whole_numbers_are_keys_with_staging_and_a_seed_too(
         pytest.skip("they stay tensors")
     batches = list(pair.ours(D.Images(image_folder, 16), 2, sampler=list(sampler), seed=seed))
     assert sorted(torch.cat([batch[1] for batch in batches]).tolist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [[1, 9, -2, 70, 3, -9], data.SequentialSampler(range(12))],
+)
+def test_what_an_index_beyond_the_length_means_is_up_to_the_dataset(
+    pair: Pair, image_folder: Path, sampler: Any
+) -> None:
+    found = assert_alike(pair, D.Images(image_folder, 8), 2, sampler=sampler, batch_size=1)
+    assert len(found) == 2 * len(sampler)
+
+
+def test_a_sampler_without_an_end_in_sight_is_not_listed_in_advance(
+    pair: Pair, image_folder: Path
+) -> None:
+    dataset = D.Images(image_folder, 16)
+    found = []
+    for make in pair.each():
+        generator = torch.Generator().manual_seed(1)
+        sampler = data.RandomSampler(
+            dataset, replacement=True, num_samples=10**10, generator=generator
+        )
+        found.append(list(itertools.islice(make(dataset, 2, sampler=sampler), 20)))
+    assert_same(*found)
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed": 2**63}, {"seed": -1}, {"seed": None, "shuffle": False}]
+)
+def test_a_distributed_sampler_may_have_any_seed_of_pytorchs(
+    pair: Pair, image_folder: Path, options: Any
+) -> None:
+    dataset = D.Images(image_folder, 16)
+    sampler = data.DistributedSampler(dataset, num_replicas=2, rank=1, **options)
+    assert len(assert_alike(pair, dataset, batch_size=4, sampler=sampler)) == 2
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
@@ -454,6 +502,18 @@ def test_an_iterable_style_dataset_is_refused_with_the_reason() -> None:
         DataLoader(Stream())
     with pytest.raises(ValueError, match="iterable-style"):
         DataLoader(iter([1]))
+
+
+def test_the_counters_are_those_of_the_latest_iteration(plain_pair: Pair) -> None:
+    loader = plain_pair.ours(D.Made("int", 4), 2)
+    assert len(list(zip(loader, loader, strict=True))) == 2  # two at once
+    for _ in range(2):
+        before = loader.stats()
+        assert len(list(loader)) == 2
+        after = loader.stats()
+        assert before is not None
+        assert after is not None
+        assert after.batches_taken > before.batches_taken
 
 
 def test_an_explanation_names_the_arguments_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:

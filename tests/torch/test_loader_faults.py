@@ -32,6 +32,7 @@ from overlapiter.errors import (  # noqa: E402
     TooManyBadExamplesError,
     WorkerDiedError,
 )
+from overlapiter.scatter import ScatteredOrder  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from tests.chainer.scripts import (  # noqa: E402
     Program,
@@ -137,6 +138,17 @@ def test_bad_examples_are_left_out_up_to_the_limit(plain_pair: Pair, collate_fn:
         list(strict)
 
 
+@pytest.mark.parametrize("end", [D.refuse, os._exit], ids=["raises", "dies"])
+def test_of_a_dataset_that_gives_several_examples_at_once_only_bad_ones_are_left_out(
+    plain_pair: Pair, end: Any
+) -> None:
+    loader = plain_pair.ours(D.Breaking(end), 4, num_workers=1, bad_examples=Skip(2))
+    with pytest.warns(BadExampleWarning, match="example 2"):
+        batches = [batch.tolist() for batch in loader]
+    assert batches == [[0, 1, 3], [4, 5, 6], [8, 9, 10]]
+    assert [error.index for error in loader.skipped] == [2, 7]
+
+
 def test_a_dataset_that_leaves_or_ends_its_iteration_is_an_error_of_that_example(
     plain_pair: Pair,
 ) -> None:
@@ -237,6 +249,14 @@ def test_a_mini_batch_that_cannot_be_shown_takes_the_memory_of_no_other_one(
     for start, batch in kept:
         tensor = batch if collate_fn else batch[0]
         assert tensor[:, 0].tolist() == [*range(start, start + 4)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"bad_examples": "skip"}, {"sampler": ScatteredOrder(0, 1, 1)}]
+)
+def test_options_that_need_a_length_say_so(options: Any) -> None:
+    with pytest.raises(OptionError, match="needs a dataset with a length"):
+        DataLoader(D.Keyed(), **{"sampler": [1], "num_workers": 1, **options})
 
 
 # --- disks ------------------------------------------------------------------------------------
@@ -351,6 +371,28 @@ def test_after_many_interruptions_the_next_mini_batch_comes(
                 next(iterator)
     assert [batch.tolist() for batch in itertools.islice(iterator, 2)] == [[0, 1], [2, 3]]
     loader.close()
+
+
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+def test_an_epoch_of_persistent_workers_that_could_not_begin_can_be_begun_anew(
+    plain_pair: Pair, error: type[BaseException]
+) -> None:
+    options = {"batch_sampler": D.Stumbling(error), "persistent_workers": True}
+    loader = plain_pair.ours(D.Made("int", 6), **options)
+    first = list(loader)
+    with pytest.raises(error):
+        iter(loader)
+    assert_same(list(loader), first)
+
+
+def test_after_an_error_of_the_sampler_the_same_workers_go_on(plain_pair: Pair) -> None:
+    options = {"batch_sampler": D.Hesitating(), "num_workers": 2, "prefetch_factor": 1}
+    iterator = iter(plain_pair.ours(D.Informed(), **options, collate_fn=D.to_list))
+    found = [next(iterator) for _ in range(3)]
+    with pytest.raises(LookupError):
+        next(iterator)
+    found += iterator
+    assert [batch[0]["worker"][0] for batch in found] == [0, 1, 0, 1, 0, 1, 0, 1, 0]
 
 
 def test_after_an_interruption_as_much_is_staged_ahead_by_the_same_orders(

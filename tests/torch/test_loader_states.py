@@ -188,6 +188,27 @@ def test_a_state_of_other_mini_batches_is_refused_amid_an_epoch(plain_pair: Pair
     make(4).load_state_dict(state)
 
 
+def test_a_state_of_another_sampler_is_refused_amid_an_epoch(plain_pair: Pair) -> None:
+    def make(**options: Any) -> Any:
+        return plain_pair.ours(D.Made("int", 24), 4, num_workers=1, **options)
+
+    def distributed() -> Any:
+        return {"sampler": data.DistributedSampler(range(24), num_replicas=1, rank=0)}
+
+    for mine, others in ((distributed(), {"shuffle": True}), ({"shuffle": True}, {})):
+        one, other = make(**mine), make(**others)
+        other.load_state_dict(saved(one.state_dict()))  # no epoch has begun
+        next(iter(one))
+        other = make(**others)
+        with pytest.raises(OptionError, match=r"another kind of sampler, .*Sampler, here it is"):
+            other.load_state_dict(saved(one.state_dict()))
+        assert len(list(other)) == 6
+    other.load_state_dict(saved(make(**distributed()).state_dict()))
+    one = make(**distributed())
+    next(iter(one))
+    make(**distributed()).load_state_dict(saved(one.state_dict()))
+
+
 def of_ranks(size: int, n: int, make: Any, states: Any = None, n_batches: int = 99) -> Any:
     """Return what all ranks read together, step by step, and their states."""
     steps: list[set[int]] = []

@@ -83,6 +83,12 @@ class Marked(torch.Tensor):
     """A tensor of the user's."""
 
 
+class Unmarked(torch.Tensor):
+    """One of the user's whose results are plain, as torchvision's."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as its documentation has it
+
+
 class Several(list):  # type: ignore[type-arg]  # of anything
     """A list of the user's."""
 
@@ -120,6 +126,7 @@ MAKERS = {
     "tensors of two types": lambda i: torch.ones(2, dtype=torch.float64 if i % 2 else None),
     "arrays of two types": lambda i: np.ones(2, np.float64 if i % 2 else np.float32),
     "subclass": lambda i: torch.full((2,), i).as_subclass(Marked),
+    "plain when stacked": lambda i: torch.full((2,), i).as_subclass(Unmarked),
     "list subclass": lambda i: Several([i, torch.ones(2)]),
     "of keys in turn": lambda i: {"a": i, "b": 2 * i} if i % 2 else {"b": 2 * i, "a": i},
     # Which PyTorch refuses.
@@ -188,6 +195,23 @@ class Whole(data.Dataset):
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [index + 100 * len(indices) for index in indices]
+
+
+class Breaking(Whole):
+    """Raises or ends its reader at some examples, whether it gives them alone or with others.
+
+    Args:
+        end: Called there with the index.
+    """
+
+    def __init__(self, end: Any) -> None:
+        self.end = end
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        for index in indices:
+            if index in (2, 7):
+                self.end(index)
+        return indices
 
 
 class Together(Whole):
@@ -566,3 +590,39 @@ class Sizes(data.Sampler[list[int]]):
         for size in (1, 3, 2, 5):
             yield list(range(start, start + size))
             start += size
+
+
+class Stumbling(data.Sampler[list[int]]):
+    """A batch sampler that raises once, amid its second epoch.
+
+    Args:
+        error: Its class.
+    """
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.n_begun = 0
+
+    def __iter__(self) -> Any:
+        self.n_begun += 1
+        yield [0, 1]
+        if self.n_begun == 2:
+            raise self.error()
+        yield from ([2, 3], [4, 5])
+
+
+class Hesitating(data.Sampler[list[int]]):
+    """A batch sampler that raises once amid an epoch, and then goes on."""
+
+    def __iter__(self) -> Any:
+        self.n_asked = 0
+        return self
+
+    def __next__(self) -> list[int]:
+        self.n_asked += 1
+        if self.n_asked == 6:
+            raise LookupError
+        number = self.n_asked - (self.n_asked > 6)
+        if number > 9:
+            raise StopIteration
+        return [number]

@@ -15,7 +15,7 @@ from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import declared_paths, index_maker
+from overlapiter.sources import Key, declared_paths, index_maker
 from overlapiter.store.extents import unpacked
 from overlapiter.tracing import open_trace
 from overlapiter.workers.copies import StagedCopies
@@ -43,6 +43,7 @@ class ReadTask(NamedTuple):
     layout_id: int  # which layout the slot has
     given_up: dict[int, ExampleError]  # why not to read an example again, by index
     batch: int = -1  # the mini-batch, for the trace
+    is_suspect: bool = False  # whether a file reader has died that had it
 
 
 class FileReader:
@@ -140,25 +141,13 @@ class FileReader:
             copies.begin_part(unpacked(task.extents))
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
-        for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
-            row.put(Counter.CURRENT, index + 1 if _is_countable(index) else 0)
-            self._begin_example()
-            try:
-                self._read_example(reading, number, index)
-            except ChannelClosedError:
-                raise
-            except BaseException as error:  # user code, even sys.exit: it travels to the trainer
-                paths = (copies and copies.opened) or self._likely_paths(error, index)
-                reading.entries.append(_explained(error, index, paths))
-                if not self._plan.is_skipping:
-                    reading.failure = error
-            if copies is not None and copies.has_missed:
-                reading.missed.append(index)
-                row.add(Counter.COPIES_LOST, 1)
-            if reading.failure is not None:
-                break
-            if copies is not None and len(copies.opened) > reading.n_files:
-                reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        if self._face.fetches_whole:
+            self._read_whole(reading)
+        else:
+            for number, index in enumerate(task.indices):
+                self._try(reading, number, [index])
+                if reading.failure is not None:
+                    break
         if self._face.collates and reading.n_read and reading.failure is None:
             self._write_collated(reading)
         if copies is not None:
@@ -169,23 +158,62 @@ class FileReader:
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
 
+    def _read_whole(self, reading: _Reading) -> None:
+        """Ask for a mini-batch at once; what fails by itself, too, may be left out."""
+        task, given_up = reading.task, reading.task.given_up
+        left_out = [given_up[index] for index in task.indices if index in given_up]
+        wanted = [index for index in task.indices if index not in given_up]
+        # A key that stands for all of them cannot be divided.
+        is_divisible = self._plan.is_skipping and not isinstance(task.indices[0], Key)
+        reading.entries += left_out
+        if wanted and not (is_divisible and task.is_suspect) and self._try(reading, 0, wanted):
+            return
+        if is_divisible:
+            del reading.entries[len(left_out) :]
+            wanted = [index for index in wanted if self._try(reading, 0, [index])]
+            reading.n_read = 0
+            if wanted:
+                self._try(reading, 0, wanted)
+
+    def _try(self, reading: _Reading, number: int, indices: list[int]) -> bool:
+        """Read an example, or several at once; return whether they could be."""
+        copies, row, index, is_read = self._copies, self._row, indices[0], True
+        row.put(Counter.CURRENT, index + 1 if _is_countable(index) else 0)
+        self._begin_example()
+        try:
+            self._read_example(reading, number, indices)
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code, even sys.exit: it travels to the trainer
+            is_read = False
+            paths = (copies and copies.opened) or self._likely_paths(error, index)
+            if not self._plan.is_skipping:
+                reading.failure, indices = error, [index]
+            reading.entries += [_explained(error, each, paths) for each in indices]
+        if copies is not None and copies.has_missed:
+            reading.missed.append(index)
+            row.add(Counter.COPIES_LOST, 1)
+        if copies is not None and len(copies.opened) > reading.n_files:
+            reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        return is_read
+
     def _begin_example(self) -> None:
         if self._copies is not None:
             self._copies.begin_example()
         if self._direct is not None:
             self._direct.forget()
 
-    def _read_example(self, reading: _Reading, number: int, index: int) -> None:
-        """Read one example and write it to the slot."""
+    def _read_example(self, reading: _Reading, number: int, indices: list[int]) -> None:
+        """Read one example and write it to the slot; or read several at once."""
         if self._begin_error is not None:
             raise self._begin_error
-        task = reading.task
+        task, index = reading.task, indices[0]
         if index in task.given_up:
             reading.entries.append(task.given_up[index])
             return
         before_ns = time.monotonic_ns()
         try:
-            example = self._fetch(task, number, index)
+            example = self._fetch(task, number, indices)
         finally:
             after_ns = time.monotonic_ns()
             reading.fetch_ns += after_ns - before_ns
@@ -194,7 +222,7 @@ class FileReader:
                 self._trace.add(
                     "dataset[i]", "reading", before_ns, after_ns, task.batch, index=told
                 )
-        reading.n_read += len(task.indices) if self._face.fetches_whole else 1
+        reading.n_read += len(indices)
         if self._copies is not None and not self._copies.opened:
             reading.unopened.append(index)
         if self._face.fetches_whole:
@@ -232,9 +260,9 @@ class FileReader:
         except BaseException:  # user code, which has failed once already: the index must do
             return []
 
-    def _fetch(self, task: ReadTask, number: int, index: int) -> Any:
+    def _fetch(self, task: ReadTask, number: int, indices: list[int]) -> Any:
         """Return an example; if it fails on a staged copy or that changes, from the source."""
-        copies = self._copies
+        copies, index = self._copies, indices[0]
         n_reads = 0 if copies is None else len(copies.reads)
         for is_last in (False, True):
             if task.epochs is not None and self._plan.seed is not None:
@@ -242,7 +270,7 @@ class FileReader:
             try:
                 example: object
                 if self._face.fetches_whole:
-                    example = self._face.fetch_whole(task.indices)
+                    example = self._face.fetch_whole(indices)
                 else:
                     example = self._dataset[self._index_type(index)]
                 self._end_forks()

@@ -115,6 +115,7 @@ class ReadingStage:
             batch.layout_id,
             {i: self._given_up[i] for i in part.indices if i in self._given_up},
             batch.batch_id,
+            part.is_suspect,
         )
         worker.send(("read", *task))
 
@@ -175,6 +176,8 @@ class ReadingStage:
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a reader that died read by another one, or give up its example."""
+        for part in parts:
+            part.is_suspect = True
         given_up = self._deaths.add(death, parts)
         if given_up is not None:
             part, index, n_deaths = given_up

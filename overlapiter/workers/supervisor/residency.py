@@ -301,4 +301,6 @@ class Residency:
 
     def _plain(self, indices: list[int]) -> list[int]:
         """Return indices that count from the start, as others that name the same examples."""
-        return indices if min(indices) >= 0 else [index % self._n_examples for index in indices]
+        if min(indices) >= 0 and max(indices) < self._n_examples:
+            return indices
+        return [index % self._n_examples for index in indices]
