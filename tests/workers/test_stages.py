@@ -239,6 +239,18 @@ def test_an_example_on_which_prefetchers_die_is_named_and_its_part_is_staged_aga
     assert schedule.next_to_stage() is part
 
 
+def test_a_part_with_which_prefetchers_die_at_one_example_or_another_is_read_unstaged():
+    stage, schedule, warnings = staging_stage(3)
+    schedule.admit(0, [4, 5, 6], None)
+    for number in range(6):
+        part = schedule.next_to_stage()
+        assert part is not None, number
+        stage.redo([part], Death(-9, (4, -1, 6)[number % 3], ""))
+    assert schedule.next_to_stage() is None
+    assert schedule.next_to_read(1) is part
+    assert warnings == []
+
+
 def cost(
     seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int = 1
 ) -> tuple[int, int, int, int]:

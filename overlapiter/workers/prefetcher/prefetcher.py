@@ -464,14 +464,11 @@ class Prefetcher:
 
     def _oldest(self) -> int:
         with self._lock:
-            work = next(iter(self._at_hand.values()), None)
-            if work is None:
-                return -1
             key = self._stager.oldest_read()
             for example in [e for each in self._at_hand.values() for e in each.examples]:
                 if key in example.keys:
                     return example.index
-            return work.task.indices[0]
+            return -1  # to name any would blame it if this process dies
 
     def _warn(self, text: str, subject: str = "") -> None:
         """Have the user warned, once of each subject; by default each text is one."""

@@ -9,7 +9,7 @@ from overlapiter.errors import deaths_words
 from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import StageTask
-from overlapiter.workers.supervisor.deaths import Death, Deaths, GivenUp
+from overlapiter.workers.supervisor.deaths import MAX_DEATHS, Death, Deaths, GivenUp
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
 from overlapiter.workers.supervisor.stages import CostEstimate
@@ -21,6 +21,8 @@ _TASK_EXAMPLES, _SMALL_TASK_EXAMPLES, _LARGE_TASK_EXAMPLES = 64, 8, 128
 #: Where files are evicted, it has at most this share of what is staged: much at once would be
 #: evicted too early.
 _TASK_SHARE = 1 / 64
+#: A part with which so many prefetchers died in a row is read unstaged.
+_MAX_LOST = 2 * MAX_DEATHS
 
 
 class _Task:
@@ -66,6 +68,7 @@ class StagingStage:
         self._residency = residency
         self._directories = directories
         self._deaths = Deaths()
+        self._n_lost: dict[int, int] = {}  # of parts: prefetchers that died with them
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
@@ -242,7 +245,12 @@ class StagingStage:
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             self._residency.take_back(self._tasks.pop(task_id).victims, {})
         for part in parts:
-            self._schedule.redo(part, PartState.TO_STAGE)
+            n_lost = self._n_lost.pop(part.part_id, 0) + 1
+            if n_lost < _MAX_LOST:
+                self._n_lost[part.part_id] = n_lost
+                self._schedule.redo(part, PartState.TO_STAGE)
+            else:  # a file reader has one example at a time, so it shows which one it is
+                self._schedule.staged(part, self._residency.look_up(part)[1])
 
     def end(self, ending: str, counters: dict[str, Any]) -> None:
         """Have every prefetcher give back what it holds; the first one notes the end of the run."""
