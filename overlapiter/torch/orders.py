@@ -95,11 +95,13 @@ class Draws(NamedTuple):
 def samplers_of(loader: Any) -> list[Any]:
     """Return the samplers of a loader, the outer one first."""
     found = [loader._index_sampler]
-    while (inner := getattr(found[-1], "sampler", None)) is not None:
-        if any(inner is each for each in found):  # one may name itself
-            break
+    while True:
+        inner = getattr(found[-1], "sampler", None)
+        if inner is None:  # as in a batch sampler around another one, such as accelerate's
+            inner = getattr(found[-1], "batch_sampler", None)
+        if inner is None or any(inner is each for each in found):  # one may name itself
+            return found
         found.append(inner)
-    return found
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -144,7 +146,8 @@ def put_draws(loader: Any, draws: Draws) -> None:
     # A checkpoint that was loaded with map_location has its tensors on a GPU.
     if draws.global_state is not None:
         torch.set_rng_state(draws.global_state.cpu())
-    for generator, state in zip(generators_of(loader), draws.states, strict=True):
+    # That of a sampler that counts epochs, the last, may be missing: it follows from the epoch.
+    for generator, state in zip(generators_of(loader), draws.states, strict=False):
         generator.set_state(state.cpu())
 
 

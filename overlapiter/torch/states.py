@@ -110,8 +110,10 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
             f"in {now[1]}, so {state['n_taken']} of them are others; give the same batch_size, or "
             "scatter_order as the sampler",
         )
-    if state["draws"] is not None and len(state["draws"][1]) != len(generators_of(loader)):
-        n_draws = len(state["draws"][1])
+    # A sampler that counts epochs may make its generator when it is first asked, and seed it anew.
+    n_excused = epoch_of(samplers_of(loader)[-1]) is not None
+    n_draws = 0 if state["draws"] is None else len(state["draws"][1])
+    if state["draws"] is not None and abs(n_draws - len(generators_of(loader))) > n_excused:
         words = f"is of {n_draws} generators; give the loader and sampler as many"
         raise OptionError("state_dict", words)
 

@@ -138,6 +138,61 @@ def test_a_state_between_epochs_leaves_the_epoch_of_a_sampler_to_the_program(
     assert_same(epoch(other, 2), epoch(one, 2))
 
 
+class EveryOther(data.BatchSampler):
+    """A batch sampler around another one, without its attributes, as accelerate has."""
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self.batch_sampler = batch_sampler
+
+    def __iter__(self) -> Any:
+        return (batch for n, batch in enumerate(self.batch_sampler) if n % 2)
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler) // 2
+
+
+class SeededByEpoch(data.RandomSampler):
+    """A sampler that makes its generator when it is first asked, as accelerate has."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Any:
+        self.generator = (self.generator or torch.Generator()).manual_seed(5 + self.epoch)
+        yield from super().__iter__()
+        self.epoch += 1
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.parametrize("is_seeded", [False, True])
+def test_a_state_knows_the_sampler_in_a_batch_sampler_around_another_one(
+    plain_pair: Pair, is_wrapped: bool, is_seeded: bool
+) -> None:
+    def make(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        keys = range(40)
+        sampler = (
+            SeededByEpoch(keys) if is_seeded else data.RandomSampler(keys, False, None, generator)
+        )
+        batches = data.BatchSampler(sampler, 4, drop_last=False)
+        return plain_pair.ours(
+            D.Made("int", 40), batch_sampler=EveryOther(batches) if is_wrapped else batches
+        )
+
+    one = make(1)
+    list(one)
+    iterator = iter(one)
+    next(iterator)
+    state, rest = saved(one.state_dict()), list(iterator)
+    used = make(3)
+    list(used)
+    for other in (make(2), used):
+        other.load_state_dict(state)
+        assert_same(list(other), rest)
+
+
 @pytest.mark.parametrize("n_workers", [0, 2])
 def test_a_state_of_persistent_workers_between_epochs_gives_the_next_order(
     plain_pair: Pair, n_workers: int
