@@ -64,6 +64,8 @@ def explain(board: StatsBoard, now: Stats, earlier: Stats | None = None) -> Expl
         f"The trainer waited for data {span.wait_share:.0%} of the time{waited_for}, and took "
         f"{rate:,.0f} examples/s. {reason}"
     )
+    if cause not in (Cause.NOT_STAGED, Cause.DIRECTORY_TOO_SMALL):
+        text += _unstaged_words(facts)
     if change:
         text += f" {change[0].upper()}{change[1:]}"
         if expected is not None:
@@ -199,6 +201,19 @@ def _not_staged(facts: Facts) -> _Advice:
         return f"{reason}a warning has said why.", "have all files staged", facts.expected_rate()
     reason += "no prefetcher could foresee them, as where a dataset reads in threads of its own."
     return reason, "have the dataset declare its files (source_paths)", facts.expected_rate()
+
+
+def _unstaged_words(facts: Facts) -> str:
+    """Say that most files are not staged, though they are to be, where another cause hides it."""
+    span, total = facts.span, facts.total
+    if not span.n_prefetchers:
+        return ""
+    if span.opens_source > span.opens_staged:
+        return f" {_not_staged(facts)[0]}"
+    n_staged = total.files_staged + total.files_found_staged + total.files_peer
+    if n_staged or total.opens_staged or total.opens_source:
+        return ""
+    return " Nothing is staged: no example opens a file below the source."
 
 
 def _decoding(facts: Facts) -> _Advice:

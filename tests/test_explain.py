@@ -110,6 +110,21 @@ def test_where_all_opens_are_hits_the_slow_store_is_not_blamed() -> None:
     assert "a warning has said why" in explained(waited, refused).text
 
 
+@pytest.mark.parametrize("waited_ns", [0, 5 * SECOND])
+def test_that_most_files_are_not_staged_is_said_whatever_is_waited_for(waited_ns: int) -> None:
+    def said(counts: dict[Counter, int]) -> str:
+        found = explained({Counter.WAIT_NS: waited_ns}, {**counts, Counter.CORE_WAIT_NS: waited_ns})
+        assert found.cause is (Cause.CORES if waited_ns else Cause.TRAINER)
+        return found.text
+
+    missed = {Counter.OPENS_SOURCE: 1000, Counter.FILES_REFUSED: 1000}
+    assert "Nothing is staged: no example opens a file below the source." in said({})
+    assert "1,000 opens went to the slow store; a warning has said why." in said(missed)
+    fine = said({Counter.OPENS_TIER_0: 900, Counter.OPENS_SOURCE: 100})
+    assert "Nothing is staged" not in fine
+    assert "went to the slow store" not in fine
+
+
 def test_a_source_that_answers_at_once_is_not_said_to_be_slow() -> None:
     waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
     copied = {Counter.FILES_STAGED: 1000, Counter.STORE_BUSY_NS: 5 * SECOND}
