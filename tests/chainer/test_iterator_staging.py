@@ -181,16 +181,19 @@ def test_a_staging_disk_that_is_full_is_warned_of_once_and_training_goes_on(
     assert_accounted(small_disk / "fast")
 
 
-def test_a_source_below_which_nothing_is_opened_is_told_of(source: Path, tmp_path: Path) -> None:
+def test_a_source_below_which_nothing_is_opened_is_told_of_once(
+    source: Path, tmp_path: Path
+) -> None:
     (tmp_path / "link").symlink_to(source)
     dataset = SourceFiles(tmp_path / "link", NAMES * 50)
-    staging = Staging(tmp_path / "fast", source=source, n_prefetchers=1, keep_free=0)
+    staging = Staging(tmp_path / "fast", source=source, n_prefetchers=2, keep_free=0)
     with OverlapIterator(
         dataset, 300, repeat=False, shuffle=False, n_processes=1, staging=staging
     ) as iterator:
         words = "none of 64 examples opens a file below .*they open .*link/"
-        with pytest.warns(StagingWarning, match=words):
+        with pytest.warns(StagingWarning, match=words) as heard:
             assert len(list(iterator)) == 2
+    assert len(heard) == 1
 
 
 def test_the_staging_directory_is_private_and_links_in_it_are_not_followed(

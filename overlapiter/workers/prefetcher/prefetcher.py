@@ -450,7 +450,8 @@ class Prefetcher:
                 f"none of {_MANY_FRUITLESS} examples opens a file below the source "
                 f"{self._plan.source}, so nothing is staged; they open {elsewhere}, for example. "
                 f"Give a Staging.source that these paths begin with (a symbolic link to the same "
-                f"directory is another name)"
+                f"directory is another name)",
+                "wrong source",
             )
 
     # --- what others see ----------------------------------------------------------------------
@@ -476,4 +477,4 @@ class Prefetcher:
             is_news = (subject or text) not in self._warned
             self._warned.add(subject or text)
         if is_news:
-            self._channel.send(("trouble", text))
+            self._channel.send(("trouble", text, subject))

@@ -12,7 +12,8 @@ the trainer:
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 
-With the workers, of which every one may also send ("trouble", text) and ("crashed", traceback):
+With the workers, of which every one may also send ("trouble", text, subject), the subject
+if it likes, and ("crashed", traceback):
 
     supervisor → prefetcher                   prefetcher → supervisor
     ("stage", *StageTask)                     ("staged", task_id, [Finding, …], moved)
@@ -341,10 +342,10 @@ class Supervisor:
     def _release(self, slot: Slot) -> None:
         self._keeper.release(slot, self._contacts)
 
-    def _warn(self, text: str) -> None:
-        """Have the trainer warn the user, once."""
-        if text not in self._warned:
-            self._warned.add(text)
+    def _warn(self, text: str, subject: str = "") -> None:
+        """Have the trainer warn the user, once of each subject; by default each text is one."""
+        if (subject or text) not in self._warned:
+            self._warned.add(subject or text)
             self._trainer.send(("trouble", text))
 
     # --- the workers --------------------------------------------------------------------------
@@ -371,7 +372,7 @@ class Supervisor:
                 if message[0] == "crashed":
                     worker.last_words = message[1]
                 elif message[0] == "trouble":
-                    self._warn(message[1])
+                    self._warn(*message[1:])
                 elif message[0] == "gone":
                     self._let_go(message[1])
                 else:
