@@ -119,6 +119,23 @@ def command_words(pid: int) -> list[str]:
         return []
 
 
+def program_words(pid: int) -> list[str]:
+    """Return what runs in a process: the interpreter, without its options, and the script.
+
+    ``-m`` and the module, or ``-c``, may stand in its place. Further words may be private.
+    """
+    interpreter, *words = command_words(pid) or [""]
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-c":
+            return [interpreter, option]
+        if option == "-m":
+            return [interpreter, option, *words[:1]]
+        if option in ("-W", "-X"):  # its value is the next word
+            words = words[1:]
+    return [interpreter, *words[:1]]
+
+
 def launched_rank() -> int | None:
     """Return the rank that the launcher has given this process; None where it tells none."""
     told = (os.environ.get(name, "") for name in _WORLDS)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +16,7 @@ from overlapiter.node import (
     binding_words,
     node_among,
     node_from,
+    program_words,
     set_node,
     share_of_cores,
     tasks_per_node,
@@ -30,6 +34,34 @@ def _unknown() -> Iterator[None]:
     set_node(None)
     yield
     set_node(None)
+
+
+# --- what runs ----------------------------------------------------------------------------------
+
+
+WAIT = "import sys; print(flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["-u", "-X", "dev", "{script}", "--key=secret"], ["{script}"]),
+        (["-u", "-m", "train", "--key=secret"], ["-m", "train"]),
+        (["-c", WAIT, "secret"], ["-c"]),
+    ],
+)
+def test_the_interpreters_options_are_no_program(
+    tmp_path: Path, words: list[str], shown: list[str]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WAIT)
+    words, shown = ([word.format(script=script) for word in each] for each in (words, shown))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *words], cwd=tmp_path, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it runs
+        assert program_words(process.pid) == [sys.executable, *shown]
+        process.communicate()
 
 
 # --- from the launcher's variables ------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.board import StatsBoard
-from overlapiter.node import command_words
+from overlapiter.node import program_words
 
 _NAME = "/memfd:overlapiter-stats"
 
@@ -55,12 +55,6 @@ def find_jobs(pid: int | None = None) -> list[Job]:
 
 
 def _program_of(pid: int) -> str:
-    """Return the script of a process, or what stands in its place; further words may be private."""
-    interpreter, *words = command_words(pid) or [""]
-    while words and words[0].startswith("-"):
-        option = words.pop(0)
-        if option == "-c":
-            return f"{os.path.basename(interpreter)} -c"
-        if option in ("-W", "-X"):  # its value is the next word
-            words = words[1:]
-    return os.path.basename((words or [interpreter])[0])
+    """Return the script or module of a process, or what stands in its place."""
+    interpreter, *words = map(os.path.basename, program_words(pid))
+    return f"{interpreter} -c" if words == ["-c"] else [interpreter, *words][-1]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from overlapiter.board import StatsBoard
 from overlapiter.errors import described
-from overlapiter.node import command_words
+from overlapiter.node import program_words
 from overlapiter.redirection import install
 from overlapiter.store.site import Run
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
@@ -22,7 +22,6 @@ from overlapiter.workers.start.parcel import open_parcel
 from overlapiter.workers.start.processes import freeze, run_as_batch, set_name
 from overlapiter.workers.supervisor.supervisor import Supervisor
 
-_SHOWN_WORDS = 2  # the interpreter and the script: further ones may be private
 _SHOWN_CHARACTERS = 200
 #: Not all of them: some hold credentials.
 _SHOWN_OPTIONS = ("source", "validate", "n_prefetchers", "reads_in_flight")
@@ -91,7 +90,7 @@ def run_of(plan: SupervisorPlan, board_fd: int) -> Run:
     """
     staging = plan.staging
     facts: dict[str, object] = {
-        "command": " ".join(command_words(plan.trainer_pid)[:_SHOWN_WORDS])[:_SHOWN_CHARACTERS],
+        "command": " ".join(program_words(plan.trainer_pid))[:_SHOWN_CHARACTERS],
         "trainer_pid": plan.trainer_pid,
         "board_inode": os.fstat(board_fd).st_ino,
         "n_readers": plan.n_readers,
