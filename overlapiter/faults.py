@@ -128,15 +128,19 @@ class SkippedExamples:
         dataset: The dataset, which may declare the files of its examples.
         keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
             cannot pass over one of which nothing is left.
+        n_calls: Calls from the user's line to the one that calls :meth:`judge`: warnings name it.
 
     Attributes:
         errors: The error of each of them, by index, in the order in which they were met.
     """
 
-    def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
+    def __init__(
+        self, limit: int | None, dataset: Any, *, keeps_step: bool = False, n_calls: int = 1
+    ) -> None:
         self._limit = limit or 0
         self._keeps_step = keeps_step
         self._dataset = dataset
+        self._n_calls = n_calls
         self._n_in_a_row = 0
         self.errors: dict[int, ExampleError] = {}
 
@@ -189,8 +193,8 @@ class SkippedExamples:
             warnings.warn(
                 f"{example_words(error.index, error.paths)} could not be read and is left out: "
                 f"{error.reason}. Further ones are left out silently, up to {self._limit}: look at "
-                f"the iterator's attribute 'skipped'",
+                f"the attribute 'skipped' of the iterator, or of PyTorch's loader",
                 BadExampleWarning,
-                stacklevel=4,
+                stacklevel=3 + self._n_calls,
             )
         return None

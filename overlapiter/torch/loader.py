@@ -124,7 +124,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if bad_examples == "raise"
             else skip_limit(bad_examples, size_of(dataset, "bad_examples"))
         )
-        self._skipped = SkippedExamples(limit, dataset, keeps_step=self._is_in_step())
+        in_step = self._is_in_step()
+        self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step, n_calls=2)
         self._shelf = Shelf()
         self._n_begun = 0  # epochs
         self._progress: Progress | None = None  # of the latest iteration

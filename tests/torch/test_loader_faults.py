@@ -128,8 +128,9 @@ def test_bad_examples_are_left_out_up_to_the_limit(plain_pair: Pair, collate_fn:
     dataset = D.Failing(ValueError("bad"), (1, 5, 6, 7, 4))
     options = {"collate_fn": collate_fn, "bad_examples": Skip(5)}
     loader = plain_pair.ours(dataset, 4, **options)
-    with pytest.warns(BadExampleWarning, match="example 1"):
+    with pytest.warns(BadExampleWarning, match="example 1") as warned:
         batches = list(loader)
+    assert warned[0].filename == __file__
     lists = [batch.tolist() if collate_fn is None else batch for batch in batches]
     assert lists == [[0, 2, 3], [8, 9, 10, 11]]  # of the second one nothing is left
     assert [error.index for error in loader.skipped] == [1, 4, 5, 6, 7]
