@@ -54,6 +54,7 @@ def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, caps
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
+@pytest.mark.slow
 def test_a_start_over_staged_files_is_measured_in_every_state_they_may_be_in(tmp_path, capsys):
     words = ["--quick", "--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
     assert claim.run("startup-staged", words) == 0

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from bench.claims import updates
 from bench.harness import claim
 from bench.harness.tables import missed
 
 
+@pytest.mark.slow
 def test_updates_are_timed_and_drawn(tmp_path) -> None:
     out = tmp_path / "updates.json"
     claim.run("updates", ["--quick", "--local", str(tmp_path), "--out", str(out)])

@@ -64,6 +64,7 @@ class TestRanks:
         assert accuracies("digits", digits, *words, n_ranks=5)[-1] >= 0.97
 
 
+@pytest.mark.slow
 def test_a_process_alone_learns_to_tell_jets_apart(tmp_path: pathlib.Path) -> None:
     made = run_python(EXAMPLES / "jets/make_data.py", tmp_path, "--examples", 1600, cwd=tmp_path)
     assert_succeeded(made)

@@ -434,7 +434,8 @@ def test_a_run_that_is_refused_late_ends_with_the_exit_code_of_the_command_line(
     assert ended.output.count("holds the checkpoint of a run with 2, not 5") == 1
 
 
-@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
 def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_from_ending(
     tmp_path: Path, stopped: int
 ) -> None:
