@@ -188,6 +188,13 @@ def test_an_end_closed_here_receives_nothing_and_closes_again(ends):
         ends[0].receive()
 
 
+def test_an_end_closed_here_is_not_waited_on(ends):
+    one, _ = ends
+    one.close()
+    assert one.is_readable(60.0)
+    assert one.has_room(60.0)
+
+
 def test_what_cannot_be_pickled_is_told_to_the_sender_and_harms_nobody(ends):
     with pytest.raises(Exception, match="pickle"):
         ends[0].send(("lock", threading.Lock()))

@@ -152,11 +152,17 @@ class Channel:
 
     def is_readable(self, timeout_seconds: float) -> bool:
         """Wait for a message, or the end; return whether it has come within that time."""
-        return is_ready(self._socket, select.POLLIN, timeout_seconds)
+        return self._is_ready(select.POLLIN, timeout_seconds)
 
     def has_room(self, timeout_seconds: float) -> bool:
         """Wait until a message can be sent, or the end; return whether that was in time."""
-        return is_ready(self._socket, select.POLLOUT, timeout_seconds)
+        return self._is_ready(select.POLLOUT, timeout_seconds)
+
+    def _is_ready(self, event: int, timeout_seconds: float) -> bool:
+        try:
+            return is_ready(self._socket, event, timeout_seconds)
+        except ValueError:  # closed here, by the handler of a signal for example: that is the end
+            return True
 
     def close(self) -> None:
         """Close this end; closing twice is fine."""
