@@ -26,6 +26,7 @@ from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
 
 if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
+    from overlapiter.peers.client import PeersPlan
     from overlapiter.peers.holders import NodeShare
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
@@ -124,28 +125,32 @@ def with_staging(
     if staging is None:
         return plan, None, None
 
-    def prepare() -> tuple[StagingPlan, bool]:
-        staged = staging_plan(staging, dataset, first_indices)
-        return staged, names_source(parcel, staged.source)
+    prepared: list[tuple[StagingPlan, bool]] = []
 
+    def prepare() -> None:
+        staged = staging_plan(staging, dataset, first_indices)
+        prepared.append((staged, names_source(parcel, staged.source)))
+
+    peers, listener, share = None, None, None
     try:
         if staging.peers is None:
-            (staged, names), listener, share = prepare(), None, None
+            prepare()
         else:
-            found = _join_peers(staging.peers, prepare, sampler, plan.dataset_size)
-            (staged, names), listener, share = found
+            peers, listener, share = _join_peers(staging.peers, prepare, sampler, plan.dataset_size)
     except BaseException:
         parcel.close()
         raise
+    staged, names = prepared[0]
+    staged = dataclasses.replace(staged, peers=peers)
     return dataclasses.replace(plan, staging=staged, names_source=names), listener, share
 
 
 def _join_peers(
     peers: object,
-    prepare: Callable[[], tuple[StagingPlan, bool]],
+    prepare: Callable[[], None],
     sampler: object,
     dataset_size: int,
-) -> tuple[tuple[StagingPlan, bool], socket.socket | None, NodeShare | None]:
+) -> tuple[PeersPlan | None, socket.socket | None, NodeShare | None]:
     """Prepare staging on all ranks, or on none, and have the nodes of the job find each other."""
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
@@ -157,14 +162,11 @@ def _join_peers(
     from overlapiter.peers.rendezvous import communicator_of, from_all, join
 
     comm = communicator_of(peers, sampler.rank, sampler.size)
-    prepared: list[tuple[StagingPlan, bool]] = []
-    from_all(comm, lambda: prepared.append(prepare()))
-    staged, names = prepared[0]
+    from_all(comm, prepare)
     joined = join(comm, sampler.rank)
     if joined is None:
-        return (staged, names), None, None
-    share = NodeShare(sampler, joined.node_of_rank, dataset_size)
-    return (dataclasses.replace(staged, peers=joined.plan), names), joined.listener, share
+        return None, None, None
+    return joined.plan, joined.listener, NodeShare(sampler, joined.node_of_rank, dataset_size)
 
 
 def default_prefetchers(n_cores: int) -> int:

@@ -399,27 +399,25 @@ class Stager:
     def take_read(self, reads: Iterable[BulkRead]) -> None:
         """Take files that were read, and sources that were looked at, in bulk."""
         taken: dict[Part, dict[Wanted, Content | Copy | Staged]] = {}
-        answers: dict[str, list[Answer]] = {"stat": [], "read slow store": []}
+        answers: dict[str, list[Answer]] = {}
         for read in reads:
             is_look, file = isinstance(read.token, _Comparison), read.token.file
             if read.fd < 0:
                 self._reading.pop(file.key, None)
                 answer = file.path, read.ended_ns - read.began_ns, len(read.data or b"")
-                answers["stat" if is_look else "read slow store"].append(answer)
+                answers.setdefault("stat" if is_look else "read slow store", []).append(answer)
             if is_look:
                 self._take_look(read, read.token)
                 continue
             part, file, release = read.token
             if read.fd < 0:
-                got = self._copier.take(read, file, part.home, release)
-                taken.setdefault(part, {})[file] = got
+                taken.setdefault(part, {})[file] = self._copier.take(read, file, part.home, release)
             elif self._bulk is not None:
                 took_ns = read.ended_ns - read.began_ns
                 opened = Opened(self._bulk.lent(read, file.path), took_ns)
                 self._submit(functools.partial(self._copy, part, file, release, opened))
         for what, own in answers.items():
-            if own:
-                self._note_answers(what, own)
+            self._note_answers(what, own)
         for part, copied in taken.items():
             self._end_copies(part, copied, self._submit)
 

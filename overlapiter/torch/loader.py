@@ -119,11 +119,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.bad_examples = bad_examples
         self._order = order_of_ranks(samplers_of(self)[-1])
         self._check_workers()
-        limit = (
-            None
-            if bad_examples == "raise"
-            else skip_limit(bad_examples, size_of(dataset, "bad_examples"))
-        )
+        limit = None
+        if bad_examples != "raise":
+            limit = skip_limit(bad_examples, size_of(dataset, "bad_examples"))
         in_step = self._is_in_step()
         self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step, n_calls=2)
         self._shelf = Shelf()
