@@ -17,24 +17,30 @@ import time
 from operator import itemgetter
 from pathlib import Path
 
-from bench.harness.options import option
+from bench.harness.options import OptionsError, option
 from bench.harness.tables import Wanted
 from bench.harness.turns import call_in_turns
 from bench.loaders.report import staging_us
-from bench.loaders.sources import EpochOptions, run_points
+from bench.loaders.sources import MountOptions, run_points
 
 _PART_FILES = 8
 _FILE_BYTES = 20_800
 STATES = ("dirty", "written")
 
 
-class Options(EpochOptions):
+class Options(MountOptions):
     """What is run."""
 
-    examples: int = 8000
-    epochs: int = 2
+    examples: int = option(8000, "photographs", quick=320)
+    readers: int = option(2, "file reader processes")
     repeats: int = 5
     fraction: float = option(0.5, "of the data that fits")
+
+    def check(self) -> None:
+        """Refuse a slow store: the disk of the staged files is what counts."""
+        super().check()
+        if self.source or self.mount != "emulated":
+            raise OptionsError("evicting reads from the local disk alone")
 
 
 def drive(request: dict) -> dict:
@@ -78,8 +84,9 @@ def evicting_us(whole: dict, part: dict) -> float:
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = [{"name": "whole"}, {"name": "part", "room": options.fraction}]
-    usual = {**options.usual, "n_epochs": 1, "is_decoding": False, "loader": "overlap"}
-    found = run_points(options, scratch, points, options.examples, **usual, mount="given")
+    usual = {"n_epochs": 1, "n_readers": options.readers, "order": "own", "is_decoding": False}
+    usual |= {"loader": "overlap", "mount": "given"}
+    found = run_points(options, scratch, points, options.examples, **usual)
     driven = [{"name": state} for state in STATES]
     call_in_turns(driven, options.repeats, drive, local=scratch, n_files=options.examples)
     return {"data": found["data"], "points": points + driven}

@@ -133,11 +133,13 @@ def measure_ranks(options: Options, scratch: Path) -> dict:
         found = run_epochs(base, options.ranks, 1, point["fraction"], order=point["order"])
         return [round(n / options.examples, 6) for n in found["reads"]]
 
-    take_turns(asked, 1, run)
+    take_turns(asked, options.repeats, run)
     points = []
     for fraction in FRACTIONS_OF_RANKS:
         found = {"belady": simulated(options, fraction)["belady"]}
-        found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
+        for point in (p for p in asked if p["fraction"] == fraction):
+            means = map(mean, zip(*point["runs"], strict=True))
+            found[point["order"]] = [round(each, 6) for each in means]
         points.append({"fraction": fraction, "missed_by_epoch": found})
     return {**facts, "points": points}
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -64,13 +63,13 @@ def measure(options: Options, scratch: Path) -> dict:
 
 def _summary(run: dict, batch_size: int) -> dict[str, float]:
     return {
-        **facts(np.cumsum(run["waits_seconds"]), run["reads_in_flight"], batch_size),
+        **facts(*map(np.array, zip(*run["reads_in_flight"], strict=True)), batch_size),
         "files_staged": run["statistics"]["files_staged"],
         "cpu_us_per_file": staging_us(run),
     }
 
 
-def facts(taken_at: np.ndarray, reads: list[int], batch_size: int) -> dict[str, float]:
+def facts(taken_at: np.ndarray, reads: np.ndarray, batch_size: int) -> dict[str, float]:
     """Return what a run says that took its mini-batches at these seconds, with so many reads."""
     middle = np.searchsorted(taken_at, (taken_at[0] + taken_at[-1]) / 2)
     rate = (len(taken_at) - 1 - middle) * batch_size / (taken_at[-1] - taken_at[middle])
@@ -82,7 +81,7 @@ def facts(taken_at: np.ndarray, reads: list[int], batch_size: int) -> dict[str, 
         "files_per_second": float(rate),
         "seconds_to_90_percent": float(reached - taken_at[0]),
         "first_batch_seconds": float(taken_at[0]),
-        "reads": median(reads[middle:]),
+        "reads": float(np.median(reads[middle:])),
     }
 
 

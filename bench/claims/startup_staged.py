@@ -1,7 +1,7 @@
 """How long a start takes when many files are staged, in whatever state they were left.
 
 The index of a staging directory is filled with a row for each file. Then an iterator over as many
-files starts and takes some mini-batches, which are none of those staged::
+files starts and takes some mini-batches, none of which is staged::
 
     python -m bench startup-staged
 
@@ -59,13 +59,17 @@ def fill(request: dict) -> dict:
 
 
 def leave(request: dict) -> dict:
-    """Leave the staging directory in a state; with ``killed``, this process does not return."""
+    """Leave the staging directory in a state, without what the last run has staged.
+
+    With ``killed``, this process does not return.
+    """
     from bench.harness.store_access import store_in
     from overlapiter.store.generation import generation_of, index_path
     from overlapiter.store.store import Wanted
 
     staging, root, n_files = request["staging"], request["root"], request["n_files"]
     store = store_in(staging, root)
+    store.evict([store.key_of(os.path.join(root, path)) for path in request["photographs"]])
     if request["state"] == "killed":
         paths = [os.path.join(root, name_of(number)) for number in range(n_files)]
         store.note_verified([store.key_of(path) for path in paths[::6]])
@@ -85,14 +89,14 @@ def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
-    root, n_new = str(made.root.resolve()), options.files - len(made.pairs)
-    names = [path for path, _ in made.pairs] + [name_of(number) for number in range(n_new)]
+    root, photographs = str(made.root.resolve()), [path for path, _ in made.pairs]
+    names = photographs + [name_of(number) for number in range(options.files - len(photographs))]
     pairs.write_text("".join(f"{name} 0\n" for name in names))
     spec = RunSpec(
         "overlap", str(pairs), options.files, root, full, order="ascending", mount="given",
         n_batches=options.batches, capacity=_CAPACITY_BYTES,
     )  # fmt: skip
-    request = {"staging": full, "root": root, "n_files": options.files}
+    request = {"staging": full, "root": root, "n_files": options.files, "photographs": photographs}
     isolated.call(fill, request)
 
     def run(point: dict) -> dict:

@@ -8,8 +8,8 @@ own optimizer, each in one thread of a process of its own::
 The results are compared, too: how far the weights are from those of plain NumPy after ten updates,
 in units of the last place of the largest weight.
 
-``memory`` is the traffic that an update cannot do without, weights, gradient and slots read,
-weights and slots written, per second, as a share of what scaling a large array in place achieves.
+``GB/s`` is the traffic that an update cannot do without: weights, gradient and slots read, weights
+and slots written.
 """
 
 from __future__ import annotations
@@ -51,20 +51,16 @@ def take(request: dict) -> dict:
     """Time updates in this process.
 
     Returns:
-        ``difference_ulp`` from plain NumPy; ``update_ms``, the median; ``memory_gb_per_s``, read
-        and written.
+        ``difference_ulp`` from plain NumPy; ``update_ms``, the median.
     """
     random, n = np.random.default_rng(0), request["n"]
     weights = random.standard_normal(n, np.float32)
     gradient = random.standard_normal(n, np.float32) * np.float32(0.01)
     update = _updater(request["optimizer"], request["means"], weights, gradient)
     times = _timed(update, request["seconds"])
-    large, one = np.ones(40 * _MILLION, np.float32), np.float32(1)
-    scaling = _timed(lambda: np.multiply(large, one, out=large), request["seconds"] / 2)
     return {
         "difference_ulp": _difference(request["optimizer"], request["means"], min(n, _MILLION)),
         "update_ms": median(times) * 1e3,
-        "memory_gb_per_s": 2 * large.nbytes / median(scaling) / 1e9,
     }
 
 
@@ -171,10 +167,9 @@ def rows(result: dict) -> list[list[str]]:
 
     plain = _of_plain(result["points"])
 
-    def memory(point: dict) -> str:  # the traffic of an update, as far as it is inevitable
+    def rate(point: dict) -> str:
         n_slots = len(RULES[point["optimizer"]].slots)
-        rate = 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
-        return f"{rate:.0f} GB/s, {rate / median_of(point, 'memory_gb_per_s'):.0%}"
+        return f"{4 * point['n'] * (3 + 2 * n_slots) / ms_of(point) / 1e6:.0f}"
 
     columns = {
         "optimizer": lambda point: point["optimizer"],
@@ -183,7 +178,7 @@ def rows(result: dict) -> list[list[str]]:
         "ms": lambda point: f"{ms_of(point):.3g}",
         "times as fast": lambda p: f"{ms_of(plain[p['optimizer'], p['n']]) / ms_of(p):.1f}",
         "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}",
-        "memory": memory,
+        "GB/s": rate,
     }
     return table(result["points"], columns)
 
@@ -214,10 +209,6 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         points = [p for p in result["points"] if p["optimizer"] == "adam" and p["means"] == means]
         sizes = [p["n"] / _MILLION for p in points]
         axes.plot(sizes, [ms_of(p) for p in points], "o-", color=colour, label=words)
-    possible = median(run["memory_gb_per_s"] for p in result["points"] for run in p["runs"])
-    millions = sorted({p["n"] / _MILLION for p in result["points"]})
-    bound = [28 * n / possible for n in millions]  # of the two slots of Adam
-    axes.plot(millions, bound, "--", color=figures.RED, label="the memory alone")
     axes.set(xscale="log", yscale="log", xlabel="millions of weights", ylabel="ms of one update")
     axes.set_title("One update of Adam on the server, in one thread", loc="left")
     axes.legend()

@@ -42,7 +42,7 @@ def is_installed(module: str) -> bool:
 
 def commit_facts() -> dict[str, object]:
     """Return which commit is measured, and which files of the engine differ from it."""
-    paths = ("overlapiter", "bench/**/*.py", "bench/*.py")
+    paths = ("overlapiter", "bench/**/*.py", "bench/*.py", "bench/slow", "examples/digits")
     changed = _git("status", "--porcelain", "--untracked-files=all", "--", *paths)
     commit = _git("rev-parse", "HEAD").strip()
     return {"commit": commit, "changed": [line[3:] for line in changed.splitlines()]}

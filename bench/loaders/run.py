@@ -23,6 +23,7 @@ from bench.harness.family import (
     descendants,
     private_bytes_by_kind,
 )
+from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads, images_of
@@ -41,6 +42,9 @@ def run_in_new_process(spec: RunSpec, most_seconds: float | None = None) -> dict
 
 def run(spec: RunSpec) -> dict:
     """Do one run in this process."""
+    package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader, "chainer")
+    if is_installed(package.split(".")[0]):  # a script has imported it before
+        importlib.import_module(package)
     if spec.loader in ("floor", "ceiling"):
         from bench.loaders.floor import run_floor
 
@@ -57,9 +61,6 @@ def run(spec: RunSpec) -> dict:
                 some = random.permutation(paths)[:n_files].tolist()
                 return reader.submit(read_all, spec.root, some)
 
-        package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader)
-        if package:  # a script has imported it before
-            importlib.import_module(package)
         adapter = ADAPTERS[spec.loader]
         return drive(spec, lambda: adapter(spec, dataset, emulated), store, beside)
 
@@ -152,7 +153,7 @@ def drive(
         if spec.compute_seconds:
             time.sleep(spec.compute_seconds)
         if spec.seconds:
-            reads.append(loader.statistics()["reads_in_flight"])
+            reads.append((delivered - start, loader.statistics()["reads_in_flight"]))
         if spec.n_epochs and loader.is_new_epoch:
             if reading:
                 reading.result()

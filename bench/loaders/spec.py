@@ -128,8 +128,8 @@ def result_of_run(**measured: object) -> dict[str, object]:
             ``finalize_seconds``, for ending all processes; ``n_images`` delivered,
             ``images_per_second``, all included, and ``rate_after_first``, from the first mini-batch
             on; ``waits_seconds`` in each ``next()``; ``fingerprints`` of each mini-batch in a fixed
-            order; ``reads_in_flight`` at each mini-batch of a run of some seconds; ``statistics``
-            of the loader itself.
+            order; ``reads_in_flight`` of a run of some seconds: for each mini-batch when it was
+            delivered, and how many were allowed; ``statistics`` of the loader itself.
             ``parts`` of the mean file reader process, by :data:`PARTS`: until it begins to wait for
             its first index list, waiting for one, inside ``dataset[i]``, and the rest until the
             last mini-batch was delivered; None where the loader cannot be observed.

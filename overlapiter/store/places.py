@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 from .extents import WHOLE
 from .index import Cursor, StaleError
 from .segments import Segment, write_many
+from .tables import delete_going
 from .vacant import Borrowed
 
 
@@ -68,11 +69,9 @@ def fill(cursor: Cursor, places: Sequence[Place], owner: int) -> None:
         statement = "SELECT 1 FROM segment WHERE id=? AND owner=?"
         if not cursor.execute(statement, (number, owner)).fetchone():
             raise StaleError(f"segment {number:x} was taken over")
-    vacant = [(s.number, start, owner) for _, s, start, _ in places if isinstance(s, Borrowed)]
-    if vacant:
-        statement = "DELETE FROM going WHERE segment=? AND start=? AND owner=?"
-        if cursor.executemany(statement, vacant).rowcount < len(vacant):
-            raise StaleError("what this process has evicted was taken over")
+    vacant = [(s.number, start) for _, s, start, _ in places if isinstance(s, Borrowed)]
+    if delete_going(cursor, vacant, owner) < len(vacant):
+        raise StaleError("what this process has evicted was taken over")
 
 
 class Promise(NamedTuple):

@@ -18,6 +18,7 @@ from .opened import OpenGeneration, is_full
 from .tables import (
     Evicted,
     delete_empty,
+    delete_going,
     in_blocks,
     lower,
     move_to_going,
@@ -154,11 +155,7 @@ def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int) -> list[int]:
     select = "SELECT segment, start FROM going WHERE owner=?"
     mine = set(cursor.execute(select, (owner,)))  # few: what is vacant, or being given back
     gone = [place for place in places if place[:2] in mine]
-    if len(gone) == len(mine):  # as a rule; one statement gives the interpreter's lock away once
-        cursor.execute("DELETE FROM going WHERE owner=?", (owner,))
-    else:
-        statement = "DELETE FROM going WHERE segment=? AND start=?"
-        cursor.executemany(statement, [place[:2] for place in gone])
+    delete_going(cursor, [place[:2] for place in gone], owner)
     lowered: dict[int, int] = {}
     for number, _, size_bytes in gone:
         lowered[number] = lowered.get(number, 0) + size_bytes

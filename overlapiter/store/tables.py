@@ -146,6 +146,18 @@ def move_to_going(
     return places
 
 
+def delete_going(cursor: Cursor, places: Iterable[tuple[int, int]], owner: int) -> int:
+    """Delete a process's rows of ``going``, by segment and start; return how many there were."""
+    starts: dict[int, list[int]] = {}
+    for number, start in places:
+        starts.setdefault(number, []).append(start)
+    n_before = cursor.connection.total_changes
+    for number, there in starts.items():
+        statement = f"DELETE FROM going WHERE owner={owner} AND segment={number} AND start IN"
+        run_by_key(cursor, statement, there)
+    return cursor.connection.total_changes - n_before
+
+
 def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
     """Return for each closed segment by how much it is charged for more than its files take."""
     import numpy as np  # takes a while to load, and few who open an index count
