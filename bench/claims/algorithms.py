@@ -41,8 +41,6 @@ ALGORITHMS = {
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     workers: int = option(2, "beside the server")
     epochs: int = option(6, "of each run", quick=2)
 
@@ -69,7 +67,6 @@ def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
     take_turns(points, options.repeats, lambda point: train_once(point, data, options))
     return {"points": points, "data": DATA}
@@ -81,7 +78,6 @@ def _curve(point: dict, key: str) -> list[float]:
 
 
 def _accuracy(point: dict, share: float) -> str:
-    """Return the accuracy after a share of the epochs."""
     curve = _curve(point, "val_accuracy")
     return f"{curve[int(share * len(curve)) - 1]:.3f}"
 
@@ -103,7 +99,6 @@ TARGETS: tuple[Wanted, ...] = tuple(
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the accuracy over time, the medians of each epoch."""
     from bench.harness import figures
 
     colours = ["BLACK", "SKY", "BLUE", "GREEN", "ORANGE", "RED"]

@@ -57,8 +57,6 @@ MOST_COST = 0.01
 
 
 class Options(EpochOptions):
-    """What is trained, where and how often."""
-
     ranks: list[int] = option([1, 2, 4], "per node", quick=[2])
     nodes: list[int] = option([1], "groups of ranks that share a directory")
     loaders: list[str] = option([], f"of {', '.join(LOADERS)}", known=LOADERS)
@@ -72,7 +70,6 @@ class Options(EpochOptions):
     communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
 
     def check(self) -> None:
-        """Complete the options."""
         usual = ["overlap", "slow", "local"] if self.model == "data" else ["overlap", "synthetic"]
         self.loaders = self.loaders or usual
         super().check()
@@ -85,7 +82,6 @@ class Options(EpochOptions):
 
 
 def train_rank(request: dict) -> dict | None:
-    """Be one rank, which trains the model that is asked for."""
     import overlapiter.mpi
     from overlapiter.node import this_node
 
@@ -186,7 +182,6 @@ def _pids(ranks: list[dict]) -> set[int]:
 
 
 def seconds_of(epoch: dict) -> float:
-    """Return how long an epoch took one rank."""
     return epoch["end"] - epoch["start"]
 
 
@@ -223,7 +218,6 @@ def _size(point: dict) -> str:
 
 
 def words_of(n_nodes: int, n_ranks: int) -> str:
-    """Return nodes and ranks in words."""
     ranks = f"{n_ranks} rank" + "s" * (n_ranks > 1)
     return ranks if n_nodes == 1 else f"{n_nodes} nodes, {ranks} each"
 
@@ -261,7 +255,6 @@ def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, 
 
 
 def training_rows(result: dict) -> list[list[str]]:
-    """Return a row for each loader, with seconds and share of waiting of each epoch and size."""
     sizes, found = _by_size(result)
     numbers = range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
     rows = [["seconds of an epoch (waiting)"]]
@@ -291,7 +284,6 @@ TABLES = {"training": training_rows, "node-reads": node_read_rows, "costs": cost
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the seconds of an epoch over ranks, a panel for each epoch."""
     from bench.harness import figures
 
     options, (sizes, found) = result["options"], _by_size(result)

@@ -25,14 +25,11 @@ MEANINGS = {
 
 
 class Options(EpochOptions):
-    """What is run."""
-
     examples: int = 1600
     fraction: float = option(0.5, "that fits")
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     points = [
         {"name": "capacity", "room": options.fraction},
         {"name": "unlimited"},
@@ -64,7 +61,6 @@ TARGETS: tuple[Wanted, ...] = tuple(
 
 
 def rows(result: dict) -> list[list[str]]:
-    """Return a row for each loader and epoch."""
     lines = [["loader", "epoch", "seconds", "[min, max]", "files read", "MB read"]]
     for point in result["points"]:
         columns = zip(*summarize(point["runs"]).values(), strict=True)
@@ -75,7 +71,6 @@ def rows(result: dict) -> list[list[str]]:
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the seconds of each epoch."""
     from bench.harness.figures import BLUE, GREY, SKY, bar_panels
 
     colours = {"capacity": SKY, "ideal": GREY, "unlimited": BLUE}

@@ -29,8 +29,6 @@ STATES = ("dirty", "written")
 
 
 class Options(MountOptions):
-    """What is run."""
-
     examples: int = option(8000, "photographs", quick=320)
     readers: int = option(2, "file reader processes")
     repeats: int = 5
@@ -82,7 +80,6 @@ def evicting_us(whole: dict, part: dict) -> float:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     points = [{"name": "whole"}, {"name": "part", "room": options.fraction}]
     usual = {"n_epochs": 1, "n_readers": options.readers, "order": "own", "is_decoding": False}
     usual |= {"loader": "overlap", "mount": "given"}

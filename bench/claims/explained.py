@@ -43,7 +43,6 @@ class RequestStore(SlowStore):
     """A store that serves so many files a second, whatever their size: each counts as a byte."""
 
     def wait_for(self, path: str, _size_bytes: int) -> None:
-        """Wait as long as any other file would."""
         super().wait_for(path, 1)
 
 
@@ -63,8 +62,6 @@ class TimedFiles(Heads):
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A training."""
-
     n_files: int = 400  # of 5 to 35 kB
     batch_size: int = 8
     n_batches: int = 40
@@ -91,11 +88,9 @@ class Job:
         return names
 
     def store(self, folder: Path) -> SlowStore:
-        """Return the store that the files are in."""
         return self.kind_of_store(folder, self.open_seconds, self.bytes_per_second)
 
     def staging_options(self, folder: Path) -> dict[str, Any]:
-        """Return the options of its ``Staging``."""
         return {"source": folder, "keep_free": 0, "n_prefetchers": 1} | self.staging
 
     def train(self, iterator: Iterator[Any], n_batches: int | None = None) -> float:
@@ -137,8 +132,6 @@ _TRAIN_SECONDS = 0.01
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     seconds: float = option(4.0, "length of a run after the change", quick=0.5)
 
 
@@ -231,7 +224,6 @@ def watch(request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
     seconds = options.seconds
     call_in_turns(points, options.repeats, explain, scratch=scratch, seconds=seconds)
@@ -245,8 +237,6 @@ def _ratio(point: dict) -> float:
 
 
 def costs(result: dict) -> Rows:
-    """Return a row for each way of watching."""
-
     def more(name: str) -> str:
         share, error = _cost(result, name)
         return f"{share:+.2%} ± {error:.2%}" if name in _MOST_COST else ""
@@ -266,7 +256,6 @@ def _cost(result: dict, name: str) -> tuple[float, float]:
 
 
 def faults(result: dict) -> list[str]:
-    """Return what was found wrongly, or did not bring what was said."""
     found = []
     for point in result["points"]:
         name, ratio = point["name"], _ratio(point)
@@ -281,7 +270,6 @@ def faults(result: dict) -> list[str]:
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw what was said and what was measured."""
     from bench.harness import figures
 
     points = result["points"]

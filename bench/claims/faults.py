@@ -58,8 +58,6 @@ _LOOK_SECONDS = 0.001
 
 
 class Options(CommonOptions):
-    """What is done how often."""
-
     hits: int = option(10, "signals of each kind, to each kind of worker", quick=1)
     examples: int = option(400, "photographs, of which a third is staged at a time")
     compute_ms: float = option(5.0, "of the trainer's step")
@@ -88,7 +86,6 @@ class Trainer:
         self.next_seconds: list[float] = []
 
     def take(self, n_batches: int = 1) -> None:
-        """Take so many."""
         for _ in range(n_batches):
             start = time.monotonic()
             batch = next(self._iterator)
@@ -178,7 +175,6 @@ def end(request: dict, folder: Path) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.examples)
     request = {
         **picked(options, ("examples", "seed", "compute_ms", "hits")),
@@ -202,7 +198,6 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def hit_rows(result: dict) -> list[list[str]]:
-    """Return a row for each kind of worker and each signal."""
     groups: dict[tuple[str, str], list[dict]] = {}
     for hit in result["hits"]:
         groups.setdefault((hit["kind"], hit["signal"]), []).append(hit)
@@ -224,7 +219,6 @@ def hit_rows(result: dict) -> list[list[str]]:
 
 
 def faults(result: dict) -> list[str]:
-    """Return every reason for which the benchmark fails."""
     found = [f"wrong mini-batches at {result['wrong']}"] if result["wrong"] else []
     runs = [(point["name"], run) for point in result["points"] for run in point["runs"]]
     hung = {name for name, run in runs if run["children_seconds"] > _HANG_SECONDS}

@@ -41,8 +41,6 @@ _SIDE = 4096
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     loaders: list[str] = option([*MEANINGS], f"of {', '.join(MEANINGS)}", known=MEANINGS)
     batch_size: int = option(64, "examples in a mini-batch", quick=4)
     batches: int = option(200, "mini-batches of a run", quick=5)
@@ -64,7 +62,6 @@ class Numbered:
 
 
 def is_possible() -> bool:
-    """Return whether a framework sees a GPU here."""
     return bool(isolated.call(frameworks, {})["found"])
 
 
@@ -157,7 +154,6 @@ def _of_chainer(request: dict, dataset: Numbered) -> Iterator[tuple]:
 
 
 def measure(options: Options, _scratch: Path) -> dict:
-    """Do all runs."""
     there = isolated.call(frameworks, {})
     if not there["found"]:
         sys.exit("there is no GPU, or neither PyTorch nor CuPy can use it")

@@ -26,8 +26,6 @@ _N_RATES, _N_BATCHES = 8, 5
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     trials: int = option(20, "of the search, half of the grid's", quick=2)
 
 
@@ -75,7 +73,6 @@ def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Compare so many times, with another seed each."""
     make_digits(scratch)
     points, seeds = [{"name": "digits"}], itertools.count(options.seed)
     request = {"folder": scratch, "trials": options.trials}
@@ -86,7 +83,6 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def rows(result: dict) -> list[list[str]]:
-    """Return a row for the grid and for the search."""
     table = [["", "trials", "best val_accuracy", "median of all trials"]]
     runs = result["points"][0]["runs"]
     for kind in ("grid", "search"):

@@ -31,8 +31,6 @@ _WARM_UP_BATCHES = 20
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     examples: int = option(256, "examples in memory", quick=8)
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     batches: int = option(200, "mini-batches of a run", quick=5)
@@ -95,7 +93,6 @@ def _open(request: dict, dataset: object) -> tuple:
 
 
 def measure(options: Options, _scratch: Path) -> dict:
-    """Do all runs."""
     points = [
         {"loader": loader, "compute_ms": compute_ms}
         for compute_ms in (0.0, options.compute_ms)

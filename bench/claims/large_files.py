@@ -27,8 +27,6 @@ from bench.loaders.spec import RunSpec
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     sizes: list[int] = option([110_000, 10**6, 10**7], "bytes of a file", quick=[20_000, 2 * 10**6])
     total_mb: int = option(300, "MB of each size", quick=4)
     repeats: int = 5
@@ -55,7 +53,6 @@ def copy(point: dict, root: Path, scratch: Path) -> dict[str, float]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     paths, points, ways = {}, [], {"stage": stage, "copy": copy}
     for size in options.sizes:
         n_files = max(2, options.total_mb * 10**6 // size)
@@ -82,8 +79,6 @@ def rate(run: dict[str, float]) -> float:
 
 
 def rows(result: dict) -> list[list[str]]:
-    """Return a row for each size."""
-
     def mb_per_second(point: dict) -> str:
         return f"{median(map(rate, point['runs'])) / 1e6:.0f}"
 

@@ -50,8 +50,6 @@ _NAMES = {
 
 
 class Options(EpochOptions):
-    """What is run."""
-
     epochs: int = 4
     open_ms: float = 2.0
     mb_per_s: float = 1000.0
@@ -109,7 +107,6 @@ def simulated(options: Options, fraction: float) -> dict[str, list[float]]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     if options.ranks:
         return measure_ranks(options, scratch)
     points = [{"fraction": f, "room": f, "loader": "overlap"} for f in FRACTIONS]
@@ -124,7 +121,6 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def measure_ranks(options: Options, scratch: Path) -> dict:
-    """Do all runs of the ranks of a node."""
     base, facts = prepare(options, scratch, options.examples)
     base = replace(base, **options.usual)
     asked = [{"order": kind, "fraction": f} for f in FRACTIONS_OF_RANKS for kind in KINDS]
@@ -160,7 +156,6 @@ def rows(result: dict) -> list[list[str]]:
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the shares that miss over the size of the staging directory."""
     from bench.harness.figures import plt, save
 
     figure, axes = plt.subplots()

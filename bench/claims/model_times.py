@@ -30,8 +30,6 @@ _ALL = 1.2
 
 
 class Options(EpochOptions):
-    """What is run."""
-
     examples: int = 1600
     epochs: int = 4
     repeats: int = 2
@@ -39,7 +37,6 @@ class Options(EpochOptions):
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs, and forecast each."""
     free = {"name": "calibration", "open_seconds": 0.0, "bytes_per_second": 1e12}
     points = [free] + [
         {"mb_per_s": rate, "bytes_per_second": rate * 1e6, "fraction": fraction,
@@ -91,7 +88,6 @@ def _compared(found: Forecast, runs: list[dict], start_seconds: float) -> dict[s
 
 
 def error_rows(result: dict) -> list[list[str]]:
-    """Return the errors of all numbers together."""
     errors = [f"{100 * result[f'{which}_error']:.1f} %" for which in ("mean", "largest")]
     return [["mean error", "largest error"], errors]
 

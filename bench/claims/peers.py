@@ -69,8 +69,6 @@ _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 
 
 class Options(EpochOptions):
-    """What is run."""
-
     examples: int = 3200
     epochs: int = 5
     batch_size: int = 8
@@ -148,7 +146,6 @@ def _idle_cpu_seconds() -> float:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do both experiments."""
     found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
     if "serving" in options.parts:
         found["serving"] = measure_serving(options.quick, scratch)
@@ -156,7 +153,6 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def measure_epochs(options: Options, scratch: Path) -> dict:
-    """Do the runs of the first experiment."""
     base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
     base = replace(base, **options.usual)
     kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
@@ -199,7 +195,6 @@ _COLUMNS = {
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw reads of the slow store and seconds, epoch by epoch; return the file."""
     from bench.harness.figures import BLUE, GREEN, ORANGE, legend_below, line, plt, save
 
     points = [p for p in result.get("points", []) if p["kind"] in ("peers", "alone")]

@@ -146,14 +146,12 @@ def _fetch_bytes(
 
 
 def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
-    """Do the runs of the second experiment."""
     points = [{"size_bytes": n, "kind": kind} for n in _FILE_BYTES for kind in _KINDS]
     call_in_turns(points, 1 if is_quick else 5, take, is_quick=is_quick, scratch=scratch)
     return points
 
 
 def serving_rows(result: dict) -> list[list[str]]:
-    """Return a row for each way and size: rate, and CPU of both sides for a file."""
     return table(result.get("serving", []), _COLUMNS)
 
 

@@ -41,15 +41,12 @@ _OF_MOUNT = "staged, slow stat"
 
 
 class Options(MountOptions):
-    """What is run, and how often."""
-
     batches: int = option(250, "mini-batches", quick=12)
     slow_batches: int = option(60, "of the slow", quick=4)
     readers: int = option(2, "file reader processes")
     lines: list[str] = option([], "some, separated by ';'", known=LINES, separator=";")
 
     def check(self) -> None:
-        """Complete the options."""
         super().check()
         if self.batches < 2 or self.slow_batches < 2:
             raise OptionsError("--batches, --slow-batches: give at least 2: one alone has no rate")
@@ -58,7 +55,6 @@ class Options(MountOptions):
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     points = []
     for name in options.lines:
         loader, others, note = LINES[name]

@@ -33,8 +33,6 @@ from bench.loaders.spec import PACKAGES
 
 
 class Options(MountOptions):
-    """What is run."""
-
     most_seconds = 180.0  # many times what a run takes: other loaders may hang
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
@@ -73,7 +71,6 @@ def trainer_cpu(request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     ours = {"n_readers": 2, "n_batches": options.batches}
     points: list[dict] = [
         {"loader": "overlap-torch", **ours},

@@ -26,8 +26,6 @@ _WINDOW_SECONDS = 0.5
 
 
 class Options(MountOptions):
-    """What is run."""
-
     latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store", quick=[1])
     reads: list[int] = option([16, 64, 256], "the fixed numbers", quick=[8])
     files: int = option(40_000, "files to stage, at most", quick=640)
@@ -44,7 +42,6 @@ class Options(MountOptions):
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     options.root = scratch / "source"
     options.pairs = options.root.with_suffix(".txt")
     make_files(options.root, options.files, _FILE_BYTES, _CONTENTS)

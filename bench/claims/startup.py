@@ -21,8 +21,6 @@ _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
 
 class Options(MountOptions):
-    """What is run."""
-
     files: int = option(8_000, "different ones, of the short list", quick=64)
     lengths: list[int] = option([8_000, 1_280_000], "of the lists of files", quick=[100])
     readers: list[int] = option([2, 4, 8, 16], "file readers", quick=[3])
@@ -30,7 +28,6 @@ class Options(MountOptions):
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     if not options.pairs:  # no more than these, of which there may be more
         made = make_photographs(PHOTOGRAPHS, options.files)
         options.root, options.pairs = made.root, scratch / "pairs.txt"

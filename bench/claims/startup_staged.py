@@ -33,8 +33,6 @@ _FOLDER_FILES = 1_280
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     files: int = option(1_280_000, "staged files", quick=5_000)
     batches: int = option(50, "mini-batches to take", quick=2)
     photographs: int = option(8_000, "to take from", quick=400)
@@ -86,7 +84,6 @@ def leave(request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
     root, photographs = str(made.root.resolve()), [path for path, _ in made.pairs]

@@ -39,8 +39,6 @@ _WHOLE = {"batches": 1000, "slow_batches": 60, "steady_batches": 300, "repeats":
 
 
 class Options(MountOptions):
-    """What is run, and how often."""
-
     whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
     sweep: bool = option(False, "vary prefetchers, then readers with 12 prefetchers")
     batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", quick=12)
@@ -52,7 +50,6 @@ class Options(MountOptions):
     loaders: list[str] = option([], f"of {', '.join(LOADERS)}", known=LOADERS)
 
     def check(self) -> None:
-        """Complete the options."""
         usual = _WHOLE if self.whole else _FIRST_LOOK
         self.loaders = self.loaders or _usual_loaders()
         vars(self).update({k: n for k, n in usual.items() if getattr(self, k) is None})
@@ -96,7 +93,6 @@ def points_of(options: Options) -> list[dict]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
     # Where the reads are given, all prefetchers are started, also those beyond the cores.

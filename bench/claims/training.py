@@ -48,11 +48,10 @@ class Numbers:
         return self._n
 
     def read(self, start: int, stop: int) -> tuple:
-        """Return the numbers of the examples."""
         return np.arange(start, stop), np.arange(start, stop)
 
     def close(self) -> None:
-        """Hold nothing open."""
+        pass
 
 
 class Load:
@@ -69,11 +68,9 @@ class Load:
         self.layout = str(request["n"])
 
     def weights(self):
-        """Return a copy."""
         return self._weights.copy()
 
     def load(self, weights):
-        """Copy the weights."""
         np.copyto(self._weights, weights)
 
     def _work(self, seconds: float) -> None:
@@ -85,7 +82,6 @@ class Load:
             self._matrix @ self._matrix
 
     def gradient(self, _batch, gradient, _seed):
-        """Take the time of a mini-batch, and return a gradient of zeros."""
         self._work(self._request["seconds"])
         self._n_steps += 1
         if self._n_steps == self._request.get("dies_at") and os.environ.get(_RANK) == "2":
@@ -94,16 +90,14 @@ class Load:
         return (0.0,)
 
     def evaluate(self, _batch):
-        """Take the time of a mini-batch."""
         self._work(self._request["seconds"])
         return (0.0,)
 
     def names_of_bad(self):
-        """Return no name."""
         return []
 
     def save(self, _path):
-        """Write nothing."""
+        pass
 
 
 _RANK = "OMPI_COMM_WORLD_RANK"
@@ -138,14 +132,11 @@ def rank(request: dict) -> dict | None:
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     epochs: int = option(3, "of each run", quick=2)
     steps: int = option(120, "mini-batches of an epoch", quick=16)
 
 
 def points_of(options: Options) -> list[dict]:
-    """Return what is run."""
     plain = {"does": "waits", "seconds": 0.02, "n": 1000, "epochs": options.epochs,
              "steps": options.steps, "val_steps": 0, "workers": 4}  # fmt: skip
     points = [
@@ -183,7 +174,6 @@ def run(point: dict) -> dict:
 
 
 def measure(options: Options, _scratch: Path) -> dict:
-    """Run all jobs in turns."""
     points = points_of(options)
     take_turns(points, options.repeats, run)
     return {"points": points}
@@ -238,7 +228,6 @@ _WORDS = {
 
 
 def rows(result: dict) -> list[list[str]]:
-    """Return a row for each point."""
     found = figures_of(result["points"])
     columns = {
         "run": lambda point: point["name"].replace("1 workers", "1 worker"),
@@ -249,7 +238,6 @@ def rows(result: dict) -> list[list[str]]:
 
 
 def faults(result: dict) -> list[str]:
-    """Return what falls short."""
     texts = missed(result)
     for point in result["points"]:
         wanted = [point["steps"] * _BATCH] * point["epochs"]

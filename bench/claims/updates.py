@@ -40,8 +40,6 @@ _MILLION = 1_000_000
 
 
 class Options(CommonOptions):
-    """What is run."""
-
     millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", quick=[0.1])
     optimizers: list[str] = option(list(OPTIMIZERS), "some", quick=["adam"], known=OPTIMIZERS)
     seconds: float = option(0.3, "for which each repeats its updates", quick=0.01)
@@ -152,7 +150,6 @@ def measure(options: Options, _scratch: Path) -> dict:
 
 
 def ms_of(point: dict) -> float:
-    """Return the median time of an update."""
     return median_of(point, "update_ms")
 
 
@@ -162,7 +159,6 @@ def _of_plain(points: list[dict]) -> dict[tuple[str, int], dict]:
 
 
 def rows(result: dict) -> list[list[str]]:
-    """Return a row for each point."""
     from overlapiter.mpi.training.rules import RULES
 
     plain = _of_plain(result["points"])
@@ -200,7 +196,6 @@ def targets(points: list[dict]) -> list[dict]:
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the time of one update of Adam by size of the model."""
     from bench.harness import figures
 
     figure, axes = figures.plt.subplots()
