@@ -11,7 +11,6 @@ Which frameworks are compared depends on what is installed: PyTorch, Chainer wit
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
 import time
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.claims.in_memory import OF_CHAINER, WARM_UP_BATCHES, columns_of, open_chainer, timed
 from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option, picked
@@ -31,11 +31,9 @@ MEANINGS = {
     "overlap-torch-unlocked": "ours for PyTorch, pin_memory=False",
     "torch": "PyTorch's, pin_memory=True",
     "torch-unlocked": "PyTorch's, pin_memory=False",
-    "overlap": "OverlapIterator and overlapiter.concat_examples",
-    "multiprocess": "MultiprocessIterator and chainer.dataset.concat_examples",
+    **OF_CHAINER,
 }
 _SHAPE = (3, 224, 224)
-_WARM_UP_BATCHES = 20
 #: Side of the square matrices whose product the step repeats.
 _SIDE = 4096
 
@@ -82,30 +80,25 @@ def _name_for_cupy(cuda: Any) -> str:
 
 def take(request: dict) -> dict:
     """Have one loader send its mini-batches to the GPU; return milliseconds for each."""
-    n_batches = _WARM_UP_BATCHES + request["batches"]
-    dataset = Numbered(n_batches * request["batch_size"])
     of_torch = "torch" in request["loader"]
     xp = importlib.import_module("torch" if of_torch else "cupy")
     place = {"device": "cuda"} if of_torch else {}
     factor = xp.full((_SIDE, _SIDE), 1 / _SIDE, dtype=xp.float32, **place)
-    all_batches = (_of_torch if of_torch else _of_chainer)(request, dataset)
-    # Not asked for more: a loader that ends its workers then is no part of a mini-batch.
-    batches = itertools.islice(all_batches, n_batches)
     n_products = _products(factor, request["step_ms"])
     wrong = xp.zeros(1, dtype=xp.int64, **place)
-    for position, (images, labels) in enumerate(batches):
-        if position == _WARM_UP_BATCHES:
-            xp.cuda.synchronize() if of_torch else xp.cuda.Device().synchronize()
-            start, cpu_start = time.perf_counter(), time.process_time()
+
+    def step(batch: tuple) -> None:
+        nonlocal factor, wrong
+        images, labels = batch
         wrong += (images[:, 0, 0, 0] != labels).sum() + (images[:, -1, -1, -1] != labels).sum()
         for _ in range(n_products):
             factor = factor @ factor
-    n_wrong = int(wrong)  # waits for the GPU
-    return {
-        "batch_ms": (time.perf_counter() - start) / request["batches"] * 1e3,
-        "trainer_cpu_ms": (time.process_time() - cpu_start) / request["batches"] * 1e3,
-        "is_same": n_wrong == 0 and position == n_batches - 1,
-    }
+
+    # Not asked for more than these: a loader that ends its workers is no part of a mini-batch.
+    dataset = Numbered((WARM_UP_BATCHES + request["batches"]) * request["batch_size"])
+    batches = (_of_torch if of_torch else _of_chainer)(request, dataset)
+    found = timed(batches, request["batches"], step, lambda: int(wrong))  # which waits for the GPU
+    return {**found, "is_same": int(wrong) == 0}
 
 
 def _products(factor: Any, step_ms: float) -> int:
@@ -141,15 +134,10 @@ def _of_chainer(request: dict, dataset: Numbered) -> Iterator[tuple]:
     """Yield images and labels on the GPU, as an updater of Chainer does."""
     import chainer
 
-    import overlapiter
-
     device = chainer.get_device("@cupy:0")
     device.use()
-    options = {"n_processes": request["readers"], "repeat": False, "shuffle": False}
-    kind, convert = chainer.iterators.MultiprocessIterator, chainer.dataset.concat_examples
-    if request["loader"] == "overlap":
-        kind, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
-    for batch in kind(dataset, request["batch_size"], **options):
+    iterator, convert = open_chainer(request, dataset, repeat=False, shuffle=False)
+    for batch in iterator:
         yield convert(batch, device)
 
 
@@ -158,8 +146,8 @@ def measure(options: Options, _scratch: Path) -> dict:
     if not there["found"]:
         sys.exit("there is no GPU, or neither PyTorch nor CuPy can use it")
     points = [
-        {"loader": loader, "name": f"{loader}, step of {step_ms:g} ms", "step_ms": step_ms}
-        for step_ms in (0.0, options.step_ms)
+        {"loader": loader, "name": f"{loader}, {half}", "step_ms": step_ms}
+        for half, step_ms in zip(_HALVES, (0.0, options.step_ms), strict=True)
         for loader in options.loaders
         if ("torch" if "torch" in loader else "cupy") in there["found"]
     ]
@@ -173,19 +161,13 @@ def _times(key: str) -> Any:
     return lambda ours, theirs: theirs[key] / ours[key]
 
 
+_HALVES = ("flat out", "with a step")
 _PAIRS = [("PyTorch's", "overlap-torch", "torch"), ("Chainer's", "overlap", "multiprocess")]
 TARGETS: list[Wanted] = [
-    (f"{words} {name}, {half}", "", None, [f"{loader}, {step}" for loader in pair], _times(key))
+    (f"{words} {name}, {half}", "", None, [f"{loader}, {half}" for loader in pair], _times(key))
     for name, *pair in _PAIRS
-    for half, step in (("flat out", "step of 0 ms"), ("with a step", "step of 25 ms"))
+    for half in _HALVES
     for words, key in (("times as fast as", "batch_ms"), ("trainer's CPU beside", "trainer_cpu_ms"))
 ]
-_COLUMNS = {
-    "": lambda point: MEANINGS[point["loader"]],
-    "step, ms": "{step_ms:g}",
-    "ms for a mini-batch": "{batch_ms:.2f}",
-    "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
-    "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
-}
-TABLES = {"gpu": _COLUMNS}
+TABLES = {"gpu": columns_of(MEANINGS, "step_ms", "ms for a mini-batch")}
 faults = wrong_arrays
