@@ -102,15 +102,15 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     from bench.harness import figures
 
     colours = ["BLACK", "SKY", "BLUE", "GREEN", "ORANGE", "RED"]
-    figure, axes = figures.plt.subplots()
-    for point, colour in zip(result["points"], colours, strict=True):
-        marked = {"marker": ".", "color": getattr(figures, colour), "label": point["name"]}
-        axes.plot(_curve(point, "seconds"), _curve(point, "val_accuracy"), linewidth=1.2, **marked)
-    axes.set(xlabel="seconds of training", ylabel="accuracy of validation")
-    axes.set_title("Each algorithm on the same digits", loc="left")
-    axes.legend(fontsize=8)
+    path, words = stem.with_suffix(".png"), {"title": "Each algorithm on the same digits"}
+    words |= {"xlabel": "seconds of training", "ylabel": "accuracy of validation"}
     workers = f"{result['options']['workers']} workers, mini-batches of 16"
-    return [figures.save(figure, stem.with_suffix(".png"), result, workers)]
+    with figures.drawn(path, result, workers, **words) as axes:
+        for point, colour in zip(result["points"], colours, strict=True):
+            marked = {"color": getattr(figures, colour), "label": point["name"], "linewidth": 1.2}
+            axes.plot(_curve(point, "seconds"), _curve(point, "val_accuracy"), ".-", **marked)
+        axes.legend(fontsize=8)
+    return [path]
 
 
 TABLES = {"algorithms": _COLUMNS}

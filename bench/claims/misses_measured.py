@@ -156,20 +156,20 @@ def rows(result: dict) -> list[list[str]]:
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness.figures import plt, save
+    from bench.harness.figures import drawn
 
-    figure, axes = plt.subplots()
-    points, options = result["points"], result["options"]
+    path, points, options = stem.with_suffix(".png"), result["points"], result["options"]
     percents = [100 * point["fraction"] for point in points]
-    for policy, (label, style, colour) in _NAMES.items():
-        if policy in points[0]["missed_by_epoch"]:
-            shares = [100 * later_share(point, policy) for point in points]
-            axes.plot(percents, shares, style, color=colour, label=label.strip("*"))
-    axes.set(xlabel="staging directory, % of the data set", xticks=percents)
-    axes.set(ylabel="reads that miss, epoch 2 and later, %", ylim=(0, 103))
-    axes.legend()
-    words = f"{options['examples']:,} files, {options['epochs']} epochs; {result['store']}"
-    return [save(figure, stem.with_suffix(".png"), result, words)]
+    words = {"xlabel": "staging directory, % of the data set", "xticks": percents}
+    words |= {"ylabel": "reads that miss, epoch 2 and later, %", "ylim": (0, 103)}
+    below = f"{options['examples']:,} files, {options['epochs']} epochs; {result['store']}"
+    with drawn(path, result, below, **words) as axes:
+        for policy, (label, style, colour) in _NAMES.items():
+            if policy in points[0]["missed_by_epoch"]:
+                shares = [100 * later_share(point, policy) for point in points]
+                axes.plot(percents, shares, style, color=colour, label=label.strip("*"))
+        axes.legend()
+    return [path]
 
 
 TABLES = {"misses": rows}

@@ -195,34 +195,29 @@ _COLUMNS = {
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness.figures import BLUE, GREEN, ORANGE, legend_below, line, plt, save
+    from bench.harness.figures import BLUE, GREEN, ORANGE, drawn, legend_below, line
 
-    points = [p for p in result.get("points", []) if p["kind"] in ("peers", "alone")]
-    if not points:
+    path, points = stem.with_suffix(".png"), result.get("points", [])
+    if not (points := [p for p in points if p["kind"] in ("peers", "alone")]):
         return []
-    figure, (reads, seconds) = plt.subplots(1, 2, figsize=(9.0, 4.3))
-    for point in points:
-        nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
-        style = {
-            "color": {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}[nodes, fraction],
-            "linestyle": "-" if kind == "peers" else ":",
-            "marker": "o",
-            "label": f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}",
-        }
-        for axes, key, scale in (
-            (reads, "reads", 100 / point["examples"]),
-            (seconds, "seconds", 1.0),
-        ):
-            by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
-            line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
-    reads.set_title("reads of the slow store, % of the files", loc="left")
-    seconds.set_title("seconds", loc="left")
-    for axes in (reads, seconds):
-        axes.set(ylim=(0, None), xlabel="epoch")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    legend_below(figure, *reads.get_legend_handles_labels(), bottom_inches=0.5)
+    colours = {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}
+    titles = {"reads": "reads of the slow store, % of the files", "seconds": "seconds"}
     words = [result[name] for name in ("data", "store") if name in result]
-    return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
+    shape = {"n_axes": 2, "space_inches": 1.2, "ylim": (0, None), "xlabel": "epoch"}
+    with drawn(path, result, *words, **shape) as both:
+        for axes, (key, title) in zip(both, titles.items(), strict=True):
+            axes.set_title(title, loc="left")
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            for point in points:
+                nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
+                scale = 100 / point["examples"] if key == "reads" else 1.0
+                by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
+                label = f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}"
+                style = {"color": colours[nodes, fraction], "marker": "o", "label": label}
+                style["linestyle"] = "-" if kind == "peers" else ":"
+                line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
+        legend_below(axes.figure, *axes.get_legend_handles_labels(), bottom_inches=0.5)
+    return [path]
 
 
 TABLES = {"peers-epochs": _COLUMNS, "peers-serving": serving_rows}

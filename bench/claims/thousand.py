@@ -15,12 +15,15 @@ stands in the table.
 from __future__ import annotations
 
 import os
+import textwrap
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
-from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, line, plt, save
+from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, drawn, errors, line
 from bench.harness.machine import is_installed
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import median_of, spread_of
@@ -30,7 +33,7 @@ from bench.loaders.spec import LOADERS, PARTS
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEPT_READS = 64
-_SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies
+_SWEEP = {"n_prefetchers": 12, "n_readers": 2}  # while the other number varies
 _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 _WITHOUT_CHAINER = ["overlap-torch", "torch", "torch-local", "floor", "overlap-torch-staged"]
 #: Mini-batches of ours, of slow and torch, of all others, and repeats.
@@ -70,12 +73,12 @@ def _usual_loaders() -> list[str]:
 
 def points_of(options: Options) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
-    fixed = _SWEEP_READERS if options.sweep else options.readers[0]
+    fixed = _SWEEP["n_readers"] if options.sweep else options.readers[0]
     # The floor as many as ours: fewer would have a larger part of their time in the start.
     steady = ("overlap", "overlap-staged", "overlap-torch", "overlap-torch-staged", "floor")
     lengths = dict.fromkeys(steady, options.batches)
     lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
-    swept = [(_SWEEP_PREFETCHERS, n) for n in options.readers if options.sweep]
+    swept = [(_SWEEP["n_prefetchers"], n) for n in options.readers if options.sweep]
     processes = {
         "overlap": [(n, fixed) for n in options.prefetchers] + swept,
         "overlap-staged": [(options.prefetchers[0], fixed)],
@@ -102,60 +105,46 @@ def measure(options: Options, scratch: Path) -> dict:
 
 # --- figures ------------------------------------------------------------------------------------
 
-_COLOURS = (GREY, SKY, BLUE, ORANGE)
-_WORDS_OF = {
-    "overlap": ("OverlapIterator,\nnothing staged before", BLUE),
-    "overlap-staged": ("OverlapIterator,\nall staged before", SKY),
-    "fast": ("MultiprocessIterator,\nlocal disk", GREEN),
-    "slow": ("MultiprocessIterator,\nslow store", RED),
-    "copy": ("copy first, then\nMultiprocessIterator", ORANGE),
-    "overlap-torch": ("overlapiter.torch,\nnothing staged before", BLUE),
-    "overlap-torch-staged": ("overlapiter.torch,\nall staged before", SKY),
-    "torch-local": ("PyTorch's DataLoader,\nlocal disk", GREEN),
-    "torch": ("PyTorch's DataLoader,\nslow store", RED),
-    "floor": ("no loader: plain loops,\nlocal disk", GREY),
-}
+_COLOURS = {
+    "overlap": BLUE, "overlap-staged": SKY, "fast": GREEN, "slow": RED, "copy": ORANGE,
+    "overlap-torch": BLUE, "overlap-torch-staged": SKY, "torch-local": GREEN, "torch": RED,
+}  # fmt: skip
 _PROCESSES = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}
 _RATE = "images_per_second"
 _RATE_WORDS = "images per second (median, minimum and maximum)"
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw every figure for which ``result`` has data, and return the files written.
+    """Draw every figure for which ``result`` has data.
 
     ``-prefetchers``: the four parts of a file reader's time over the prefetchers; ``-readers``: the
     same over the file readers; ``-loaders``: images per second of the loaders over the file
     readers, or a bar for each.
     """
     points, options = result["points"], result["options"]
+    figures = {"loaders": partial(_draw_bars, points)}
     if options["sweep"]:
-        overlap = sorted(_of(points, "overlap"), key=lambda point: point["n_prefetchers"])
-        over_prefetchers = [p for p in overlap if p["n_readers"] == _SWEEP_READERS]
-        over_readers = [
-            p for p in _of(points, "overlap") if p["n_prefetchers"] == _SWEEP_PREFETCHERS
-        ]
         figures = {
-            "prefetchers": _draw_parts(over_prefetchers, "n_prefetchers"),
-            "readers": _draw_parts(over_readers, "n_readers"),
-            "loaders": _draw_lines(points, over_readers),
+            "prefetchers": partial(_draw_parts, points, "n_prefetchers", "n_readers"),
+            "readers": partial(_draw_parts, points, "n_readers", "n_prefetchers"),
+            "loaders": partial(_draw_lines, points),
         }
-    else:
-        figures = {"loaders": _draw_bars(points)}
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
         f"median of {options['repeats']} runs; page cache of the source warm before each run",
     ]
-    return [
-        save(figure, stem.with_name(f"{stem.name}-{name}.png"), result, *lines, space_inches=0.5)
-        for name, figure in figures.items()
-    ]
+    paths = {stem.with_name(f"{stem.name}-{name}.png"): draw for name, draw in figures.items()}
+    for path, draw in paths.items():
+        with drawn(path, result, *lines, space_inches=0.5) as axes:
+            draw(axes)
+    return [*paths]
 
 
-def _draw_parts(points: list[dict], varies: str) -> Figure:
+def _draw_parts(points: list[dict], varies: str, fixed: str, axes: Axes) -> None:
     """Draw stacked bars: the mean seconds per file reader, over a number of processes."""
-    figure, axes = plt.subplots()
+    points = _of(points, "overlap", **{fixed: _SWEEP[fixed]})
     counts, bottom = [str(point[varies]) for point in points], np.zeros(len(points))
-    for (name, label), colour in zip(PARTS.items(), _COLOURS, strict=True):
+    for (name, label), colour in zip(PARTS.items(), (GREY, SKY, BLUE, ORANGE), strict=True):
         heights = np.array([median_of(point, "parts", name) for point in points])
         bars = axes.bar(counts, heights, 0.62, bottom, label=label, color=colour)
         bottom += heights
@@ -164,50 +153,46 @@ def _draw_parts(points: list[dict], varies: str) -> Figure:
     # Room for the number above the highest bar.
     axes.set(xlabel=_PROCESSES[varies], ylim=(0, 1.08 * float(bottom.max())))
     axes.set_ylabel("mean seconds per file reader process")
-    fixed = "n_readers" if varies == "n_prefetchers" else "n_prefetchers"
-    title = f"{points[0]['n_batches']} mini-batches with {points[0][fixed]} {_PROCESSES[fixed]}"
+    title = f"{points[0]['n_batches']} mini-batches with {_SWEEP[fixed]} {_PROCESSES[fixed]}"
     axes.set_title(title, loc="left")
     axes.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return figure
 
 
-def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
+def _draw_lines(points: list[dict], axes: Axes) -> None:
     """Draw images per second over file readers: ours, and the two extremes of the stock one."""
-    figure, axes = plt.subplots()
     for loader in ("overlap", "fast", "slow"):
-        group = over_readers if loader == "overlap" else _of(points, loader)
-        words, colour = _WORDS_OF[loader]
-        counts = [point["n_readers"] for point in group]
-        rates = [spread_of(point, _RATE) for point in group]
-        line(axes, counts, rates, fmt="o-", color=colour, label=words.replace("\n", " "))
+        fixed = {"n_prefetchers": _SWEEP["n_prefetchers"]} if loader == "overlap" else {}
+        group = _of(points, loader, **fixed)
+        counts, rates = [p["n_readers"] for p in group], [spread_of(p, _RATE) for p in group]
+        style = {"color": _COLOURS[loader], "label": _words_of({"loader": loader})}
+        line(axes, counts, rates, fmt="o-", **style)
     for point in _of(points, "floor"):  # it has as many processes as there are cores
-        words = _WORDS_OF["floor"][0].replace("\n", " ")
-        axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=words)
+        axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=_words_of(point))
     axes.set(xlabel=_PROCESSES["n_readers"], ylim=(0, None))
     axes.set_ylabel(_RATE_WORDS.replace(" (", "\n("))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
-    return figure
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
 
 
-def _of(points: list[dict], loader: str) -> list[dict]:
-    found = [point for point in points if point["loader"] == loader]
-    return sorted(found, key=lambda point: point["n_readers"])
+def _of(points: list[dict], loader: str, **fixed: int) -> list[dict]:
+    found = [p for p in points if p["loader"] == loader and fixed.items() <= p.items()]
+    return sorted(found, key=itemgetter("n_prefetchers", "n_readers"))
 
 
-def _draw_bars(points: list[dict]) -> Figure:
+def _words_of(point: dict) -> str:
+    return textwrap.fill(report.meaning_of(point), 32)
+
+
+def _draw_bars(points: list[dict], axes: Axes) -> None:
     """Draw images per second of every loader, where all have the same number of file readers."""
     points = sorted(points, key=lambda point: median_of(point, _RATE))
-    figure, axes = plt.subplots()
     middle, spread = errors([spread_of(point, _RATE) for point in points])
-    words = [_WORDS_OF.get(point["loader"], (point["loader"], GREY)) for point in points]
-    names, colours = zip(*words, strict=True)
+    colours = [_COLOURS.get(point["loader"], GREY) for point in points]
     bars = axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in middle], padding=4)
-    axes.set_yticks(range(len(points)), names)
+    axes.set_yticks(range(len(points)), [*map(_words_of, points)], fontsize=8)
     axes.grid(visible=False, axis="y")
     # Room for the number behind the longest bar, whose maximum may be far above its median.
     axes.set(xlim=(0, 1.15 * float((middle + spread[1]).max())), xlabel=_RATE_WORDS)
-    return figure
 
 
 TABLES = {"loaders": report.rate_rows, **report.TABLES}

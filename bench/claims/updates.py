@@ -198,16 +198,18 @@ def targets(points: list[dict]) -> list[dict]:
 def draw_all(result: dict, stem: Path) -> list[Path]:
     from bench.harness import figures
 
-    figure, axes = figures.plt.subplots()
     colours = (figures.BLACK, figures.GREY, figures.ORANGE, figures.BLUE)
-    for (means, words), colour in zip(MEANINGS.items(), colours, strict=True):
-        points = [p for p in result["points"] if p["optimizer"] == "adam" and p["means"] == means]
-        sizes = [p["n"] / _MILLION for p in points]
-        axes.plot(sizes, [ms_of(p) for p in points], "o-", color=colour, label=words)
-    axes.set(xscale="log", yscale="log", xlabel="millions of weights", ylabel="ms of one update")
-    axes.set_title("One update of Adam on the server, in one thread", loc="left")
-    axes.legend()
-    return [figures.save(figure, stem.with_suffix(".png"), result)]
+    path, words = stem.with_suffix(".png"), {"xscale": "log", "yscale": "log"}
+    words |= {"xlabel": "millions of weights", "ylabel": "ms of one update"}
+    words |= {"title": "One update of Adam on the server, in one thread"}
+    adam = [point for point in result["points"] if point["optimizer"] == "adam"]
+    with figures.drawn(path, result, **words) as axes:
+        for (means, label), colour in zip(MEANINGS.items(), colours, strict=True):
+            points = [point for point in adam if point["means"] == means]
+            sizes = [point["n"] / _MILLION for point in points]
+            axes.plot(sizes, [*map(ms_of, points)], "o-", color=colour, label=label)
+        axes.legend()
+    return [path]
 
 
 TABLES = {"updates": rows}
