@@ -26,21 +26,23 @@ import contextlib
 import itertools
 import os
 import signal
+import socket
 import time
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import psutil
 
-from bench.claims.peers_serving import measure_serving, serving_rows
 from bench.harness.family import cpu_seconds
 from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.tables import median_of, spread
-from bench.harness.turns import take_turns
+from bench.harness.tables import median_of, spread, table
+from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_rank, run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
 from bench.loaders.spec import RunSpec
@@ -66,6 +68,17 @@ KINDS: dict[str, dict] = {
 _N_RANKS = 4
 _IDLE_SECONDS = 2.0
 _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
+#: Of the second experiment.
+_SERVED = {
+    "peers": "from a peer",
+    "answers": "a plain socket, an answer for each file",
+    "stream": "a plain socket, a stream",
+}
+_SECRET = bytes(32)
+_FILE_BYTES = (20_000, 100_000)
+_MOST_ASKED_BYTES = 2 << 20  # as a client asks
+_N_REQUESTS = 2  # on their way at the same time
+_PATIENCE_SECONDS = 60
 
 
 class Options(EpochOptions):
@@ -148,7 +161,10 @@ def _idle_cpu_seconds() -> float:
 def measure(options: Options, scratch: Path) -> dict:
     found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
     if "serving" in options.parts:
-        found["serving"] = measure_serving(options.quick, scratch)
+        points = [{"size_bytes": size, "kind": kind} for size in _FILE_BYTES for kind in _SERVED]
+        common = {"is_quick": options.quick, "scratch": scratch}
+        call_in_turns(points, 1 if options.quick else 5, take_served, **common)
+        found["serving"] = points
     return found
 
 
@@ -220,4 +236,124 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [path]
 
 
-TABLES = {"peers-epochs": _COLUMNS, "peers-serving": serving_rows}
+# --- what serving staged files costs --------------------------------------------------------------
+
+
+def take_served(request: dict) -> dict:
+    """Fetch all files from a server that is a fork of this process; tell the rate, and the CPU."""
+    size_bytes, n_rounds = request["size_bytes"], 1 if request["is_quick"] else 20
+    at_once = min(64, _MOST_ASKED_BYTES // size_bytes)
+    n_files = (10**7 if request["is_quick"] else 5 * 10**7) // size_bytes // at_once * at_once
+    names = [str(number) for number in range(n_files)]
+    batches = [names[first : first + at_once] for first in range(0, n_files, at_once)] * n_rounds
+    if request["kind"] == "peers":
+        directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
+        serve = partial(_serve_files, directory, names, size_bytes)
+        fetch = partial(_fetch_files, batches)
+    else:
+        n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer
+        n_answers, n_ahead = (n * at_once // n_pieces for n in (len(batches), _N_REQUESTS))
+        serve = partial(_serve_bytes, size_bytes * n_pieces)
+        fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
+    context = get_context("fork")
+    ready = context.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = context.Process(target=serve, args=(listener, ready), daemon=True)
+        server.start()
+        if not ready.wait(_PATIENCE_SECONDS):
+            raise TimeoutError("the server did not become ready")
+        seconds, used_seconds = fetch(listener.getsockname(), server.pid)
+        server.kill()
+        server.join()
+    n_sent = n_files * n_rounds
+    rate = n_sent * size_bytes / seconds / 1e6
+    return {"mb_per_s": rate, "cpu_us": used_seconds / n_sent * 1e6}
+
+
+def _serve_files(
+    directory: str, names: list[str], size_bytes: int, listener: socket.socket, ready: Event
+) -> None:
+    """Stage files and serve them as a node does."""
+    from bench.harness.store_access import stage_bytes, store_in
+    from overlapiter.peers.catalogue import Catalogue
+    from overlapiter.peers.server import Server
+    from overlapiter.store.generation import prepare
+    from overlapiter.store.site import Site
+
+    prepare(directory)
+    store = store_in(directory)
+    stage_bytes(store, names, os.urandom(size_bytes))
+    store.close()
+    server = Server(listener, _SECRET, Catalogue([Site(directory)], "/nowhere", "", ""), since=0)
+    ready.set()
+    while True:
+        server.take_turn()
+
+
+def _serve_bytes(n_bytes: int, listener: socket.socket, ready: Event) -> None:
+    """Answer each byte that comes with so many from memory, the same ones again, as ``iperf``."""
+    data = os.urandom(n_bytes)
+    ready.set()
+    end, _ = listener.accept()
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while end.recv(1):
+        end.sendall(data)
+
+
+def _clocks(server: int) -> np.ndarray:
+    """Return the time, and the CPU time of this process and of the server."""
+    return np.array([time.monotonic(), time.process_time() + cpu_seconds(server)])
+
+
+def _fetch_files(batches: list[list[str]], address: tuple, server: int) -> np.ndarray:
+    """Fetch files as a node does that lacks them; return what it took."""
+    from overlapiter.peers.connection import Connection
+    from overlapiter.store.extents import checksum_of, keys_of
+
+    key_of, connection = keys_of("/nowhere"), Connection(address, _SECRET, 30.0)
+    keys = {name: key_of(f"/nowhere/{name}") for batch in batches for name in batch}
+    encoded = [[name.encode() for name in batch] for batch in batches]
+    start = _clocks(server)
+    connection.ask(encoded[0])
+    for batch, following in itertools.zip_longest(batches, encoded[1:]):
+        if following:
+            connection.ask(following)
+        for name, record in zip(batch, connection.answer(len(batch)), strict=True):
+            data = connection.read(record.size)
+            if checksum_of(data, keys[name], record.mtime) != record.checksum:
+                raise AssertionError(name)
+    took = _clocks(server) - start
+    connection.close()
+    return took
+
+
+def _fetch_bytes(
+    n_answers: int, n_pieces: int, size_bytes: int, n_ahead: int, address: tuple, server: int
+) -> np.ndarray:
+    """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
+    with socket.create_connection(address) as end:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        start = _clocks(server)
+        end.sendall(b"g" * n_ahead)
+        for number in range(n_answers):
+            for _ in range(n_pieces):
+                end.recv(size_bytes, socket.MSG_WAITALL)
+            if number + n_ahead < n_answers:
+                end.sendall(b"g")
+        return _clocks(server) - start
+
+
+_SERVING_COLUMNS = {
+    "": lambda point: _SERVED[point["kind"]],
+    "file": lambda point: f"{point['size_bytes'] // 1000} kB",
+    "MB/s": "{mb_per_s:.1f}",
+    "[min, max], MB/s": "[{mb_per_s.min:.1f}, {mb_per_s.max:.1f}]",
+    "µs of CPU for a file, both sides": "{cpu_us:.1f}",
+    "[min, max], µs": "[{cpu_us.min:.1f}, {cpu_us.max:.1f}]",
+}
+
+
+TABLES = {
+    "peers-epochs": _COLUMNS,
+    "peers-serving": lambda result: table(result.get("serving", ()), _SERVING_COLUMNS),
+}
