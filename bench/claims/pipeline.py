@@ -55,12 +55,12 @@ class Options(MountOptions):
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    points = []
-    for name in options.lines:
-        loader, others, note = LINES[name]
-        most = options.slow_batches if loader == "slow" else options.batches
-        facts = {"n_batches": min(most, options.batches), **others}
-        points.append({"name": name, "loader": loader, "note": note, **facts})
+    most = {"slow": min(options.slow_batches, options.batches)}
+    points = [
+        {"name": name, "loader": loader, "note": note,
+         "n_batches": most.get(loader, options.batches), **others}
+        for name in options.lines for loader, others, note in [LINES[name]]
+    ]  # fmt: skip
     n_examples, n_readers = options.batches * options.batch_size, options.readers
     return run_points(options, scratch, points, n_examples, n_readers=n_readers)
 

@@ -15,21 +15,26 @@ installed: ``pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12`` (1 GB), ``
 
 from __future__ import annotations
 
-import importlib
 import time
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import Wanted, compared, share_of
-from bench.harness.turns import name_of, take_turns
+from bench.harness.turns import call_in_turns, name_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import PACKAGES
+
+#: With 2 workers each.
+_OURS = (
+    "overlap-torch", "overlap-torch-staged", "torch-local", "ceiling", "overlap-torch-importing"
+)  # fmt: skip
+_RIVALS = (("dali", 2), ("dali", 16), ("dali-files", 2), ("spdl", 16), ("spdl", 64))
+_ABSENT = "DALI and SPDL are compared on a mount alone (--mount fuse): DALI opens in C."
 
 
 class Options(MountOptions):
@@ -37,13 +42,6 @@ class Options(MountOptions):
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
     readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", quick=[2])
-
-
-def import_torch(_request: dict) -> dict:
-    """Return how long ``import torch`` takes in this process, in seconds."""
-    start = time.monotonic()
-    importlib.import_module("torch")
-    return {"seconds": time.monotonic() - start}
 
 
 class Blank:
@@ -56,10 +54,13 @@ class Blank:
         return np.zeros((3, 256, 256), np.float32), index
 
 
-def trainer_cpu(request: dict) -> dict:
-    """Return the microseconds of CPU that taking a mini-batch costs the trainer, and no more."""
+def take(request: dict) -> dict:
+    """Return the seconds of ``import torch``, or µs of the trainer's CPU for a mini-batch."""
+    start = time.monotonic()
     import torch
 
+    if request["name"] == "import":
+        return {"seconds": time.monotonic() - start}
     import overlapiter
 
     kind = overlapiter.torch if request["name"] == "ours" else torch.utils.data
@@ -71,39 +72,23 @@ def trainer_cpu(request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    ours = {"n_readers": 2, "n_batches": options.batches}
     points: list[dict] = [
-        {"loader": "overlap-torch", **ours},
-        {"loader": "overlap-torch-staged", **ours},
-        {"loader": "torch-local", **ours},
-        {"loader": "ceiling", **ours},
-        {"loader": "overlap-torch-importing", **ours},
-        *({"loader": "torch", "n_readers": n_readers, "name": f"torch, {n_readers} workers",
-           "n_batches": options.slow_batches if n_readers == 2 else options.batches}
-          for n_readers in options.readers),
-    ]  # fmt: skip
-    rivals, absent = rivals_of(options)
-    points += rivals
-    n_examples = options.batches * options.batch_size
-    result = run_points(options, scratch, points, n_examples)
-    own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
-    functions = {"import": import_torch, "trainer": trainer_cpu, "ours": trainer_cpu}
-    take_turns(own, options.repeats, lambda p: isolated.call(functions[p["name"]], p))
-    return {**result, "targets": targets([*result["points"], *own]), "absent": absent}
-
-
-def rivals_of(options: Options) -> tuple[list[dict], str]:
-    """Return the lines of DALI and SPDL, and a sentence on those that are left out."""
-    if options.mount != "fuse":
-        return [], "DALI and SPDL are compared on a mount alone (--mount fuse): DALI opens in C."
-    lines = [("dali", 2), ("dali", 16), ("dali-files", 2), ("spdl", 16), ("spdl", 64)]
-    absent = {name for name, _ in lines if not is_installed(PACKAGES[name])}
-    points = [
-        {"loader": name, "n_readers": n_readers, "name": f"{name}, {n_readers} workers",
+        {"loader": name, "n_readers": 2, "n_batches": options.batches} for name in _OURS
+    ]
+    lines, absent = [("torch", n_readers) for n_readers in options.readers], _ABSENT
+    if options.mount == "fuse":
+        missing = sorted({name for name, _ in _RIVALS if not is_installed(PACKAGES[name])})
+        lines += [line for line in _RIVALS if line[0] not in missing]
+        absent = f"{', '.join(missing)} left out: not installed." if missing else ""
+    points += [
+        {"loader": loader, "n_readers": n_readers, "name": f"{loader}, {n_readers} workers",
          "n_batches": options.batches if n_readers > 2 else options.slow_batches}
-        for name, n_readers in lines if name not in absent
+        for loader, n_readers in lines
     ]  # fmt: skip
-    return points, f"{', '.join(sorted(absent))} left out: not installed." if absent else ""
+    result = run_points(options, scratch, points, options.batches * options.batch_size)
+    own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
+    call_in_turns(own, options.repeats, take)
+    return {**result, "targets": targets([*result["points"], *own]), "absent": absent}
 
 
 def targets(points: list[dict]) -> list[dict]:
