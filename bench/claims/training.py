@@ -27,7 +27,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import Wanted, median_of, missed, share_of, table
+from bench.harness.tables import Wanted, median_of, missed, table
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -179,60 +179,57 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points}
 
 
-def figures_of(points: list[dict]) -> dict[str, float]:
-    """Return the figure of each point, by its name."""
-    seconds = {point["name"]: median_of(point, "seconds") for point in points}
-    inline = seconds["validation inline"] - seconds[_NONE]
-
-    def lost(point: dict) -> float:
-        n_alone = point["dies_at"] * point["workers"]
-        n_left = point["steps"] * point["epochs"] - n_alone
-        ideal = point["seconds"] * (point["dies_at"] + n_left / (point["workers"] - 1))
-        return seconds[point["name"]] - ideal
-
-    figures: dict[str, Callable[[dict], float]] = {
-        "scaling": lambda p: seconds[f"{p['does']}, 1 workers"] / seconds[p["name"]],
-        "hidden": lambda p: 1 - (seconds[p["name"]] - seconds[_NONE]) / inline,
-        "none": lambda _: inline,
-        "updates": lambda p: median_of(p, "updates") / seconds[p["name"]],
-        "killed": lost,
-    }
-    return {point["name"]: figures[point["kind"]](point) for point in points}
-
-
 def _hidden(run: dict, inline: dict, none: dict) -> float:
-    """Return the part of the time of the validation that a mode hides."""
     return 1 - (run["seconds"] - none["seconds"]) / (inline["seconds"] - none["seconds"])
 
 
-_SPEED, _VALIDATED = share_of("seconds"), ("validation inline", _NONE)
-TARGETS: tuple[Wanted, ...] = (
-    ("speed of 4 workers that wait, of 1", "", 3.6,
-     ("waits, 1 workers", "waits, 4 workers"), _SPEED),
-    ("of the validation's time, hidden by a thread", "", 0.9,
-     ("validation thread", *_VALIDATED), _hidden),
-    ("of the validation's time, hidden by 4 workers", "", None,
-     ("validation workers", *_VALIDATED), _hidden),
-    ("speed of 2 workers that compute, of 1", "", None,
-     ("computes, 1 workers", "computes, 2 workers"), _SPEED),
+def _lost(run: dict) -> float:
+    n_left = run["steps"] * run["epochs"] - run["dies_at"] * run["workers"]
+    ideal = run["batch_seconds"] * (run["dies_at"] + n_left / (run["workers"] - 1))
+    return run["seconds"] - ideal
+
+
+_VALIDATED = ("validation inline", _NONE)
+#: By kind of point: words for its figure, what it is compared with, and what makes it of the runs.
+_KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
+    "scaling": ("{:.2f} times", ("{does}, 1 workers",), lambda a, b: b["seconds"] / a["seconds"]),
+    "hidden": ("{:.0%} hidden", _VALIDATED, _hidden),
+    "none": (
+        "{:.2f} s of validation to hide", _VALIDATED[:1], lambda a, b: b["seconds"] - a["seconds"]
+    ),
+    "updates": ("{:,.0f} updates/s", (), lambda run: run["updates"] / run["seconds"]),
+    "killed": ("{:.2f} s lost", (), _lost),
+}  # fmt: skip
+TARGETS: tuple[Wanted, ...] = tuple((what, "", wanted, names, _KINDS[kind][-1])
+    for what, wanted, kind, *names in (
+        ("speed of 4 workers that wait, of 1", 3.6,
+         "scaling", "waits, 4 workers", "waits, 1 workers"),
+        ("of the validation's time, hidden by a thread", 0.9,
+         "hidden", "validation thread", *_VALIDATED),
+        ("of the validation's time, hidden by 4 workers", None,
+         "hidden", "validation workers", *_VALIDATED),
+        ("speed of 2 workers that compute, of 1", None,
+         "scaling", "computes, 2 workers", "computes, 1 workers"),
+    )
 )  # fmt: skip
 
 
-_WORDS = {
-    "scaling": "{:.2f} times",
-    "hidden": "{:.0%} hidden",
-    "none": "{:.2f} s of validation to hide",
-    "updates": "{:,.0f} updates/s",
-    "killed": "{:.2f} s lost",
-}
-
-
 def rows(result: dict) -> list[list[str]]:
-    found = figures_of(result["points"])
+    runs = {  # one of each, with the medians
+        p["name"]: {**p, "batch_seconds": p["seconds"]}
+        | {key: median_of(p, key) for key in ("seconds", "updates")}
+        for p in result["points"]
+    }
+
+    def figure(point: dict) -> str:
+        words, others, value_of = _KINDS[point["kind"]]
+        names = [point["name"], *(name.format_map(point) for name in others)]
+        return words.format(value_of(*map(runs.get, names)))
+
     columns = {
         "run": lambda point: point["name"].replace("1 workers", "1 worker"),
         "seconds": lambda point: f"{median_of(point, 'seconds'):.2f}",
-        "result": lambda point: _WORDS[point["kind"]].format(found[point["name"]]),
+        "result": figure,
     }
     return table(result["points"], columns)
 
