@@ -10,10 +10,9 @@ more process reads from the store meanwhile what has to be missed at the least.
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import median
 
 from bench.harness.options import option
-from bench.harness.tables import Wanted, extremes, spread
+from bench.harness.tables import Wanted, median_of, spread_of, table
 from bench.harness.turns import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -38,16 +37,6 @@ def measure(options: Options, scratch: Path) -> dict:
     return run_points(options, scratch, points, options.examples, **options.usual)
 
 
-def summarize(runs: list[dict]) -> dict:
-    """Return for each epoch the spread of its seconds and the median of what it read."""
-    by_epoch = list(zip(*(run["epochs"] for run in runs), strict=True))
-    return {
-        "epoch_seconds": [spread(epoch["seconds"] for epoch in each) for each in by_epoch],
-        "store_opens": [median(epoch["opens"] for epoch in each) for each in by_epoch],
-        "store_bytes": [median(epoch["bytes"] for epoch in each) for each in by_epoch],
-    }
-
-
 def _later(run: dict) -> float:
     return sum(epoch["seconds"] for epoch in run["epochs"][1:])
 
@@ -60,29 +49,44 @@ TARGETS: tuple[Wanted, ...] = tuple(
 )  # fmt: skip
 
 
+def _epochs_of(result: dict) -> list[dict]:
+    """Return a point for each epoch of each point, of the same name."""
+    return [
+        {"name": name_of(point), "epoch": number, "runs": runs}
+        for point in result["points"]
+        for number, runs in enumerate(zip(*(r["epochs"] for r in point["runs"]), strict=True), 1)
+    ]
+
+
+_COLUMNS = {
+    "loader": "{name}",
+    "epoch": "{epoch}",
+    "seconds": "{seconds:.2f}",
+    "[min, max]": "[{seconds.min:.2f}, {seconds.max:.2f}]",
+    "files read": "{opens:g}",
+    "MB read": lambda point: f"{median_of(point, 'bytes') / 1e6:.1f}",
+}
+
+
 def rows(result: dict) -> list[list[str]]:
-    lines = [["loader", "epoch", "seconds", "[min, max]", "files read", "MB read"]]
-    for point in result["points"]:
-        columns = zip(*summarize(point["runs"]).values(), strict=True)
-        for epoch, (seconds, opens, n_bytes) in enumerate(columns, 1):
-            numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
-            lines.append([name_of(point), str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
-    return lines
+    return table(_epochs_of(result), _COLUMNS)
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
     from bench.harness.figures import BLUE, GREY, SKY, bar_panels
 
-    colours = {"capacity": SKY, "ideal": GREY, "unlimited": BLUE}
-    found = {name_of(p): summarize(p["runs"])["epoch_seconds"] for p in result["points"]}
-    series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
-    n_epochs, options = max(map(len, found.values())), result["options"]
-    names = [f"epoch {number + 1}" for number in range(n_epochs)]
+    epochs, options = _epochs_of(result), result["options"]
+    series = {
+        (MEANINGS[name], colour): [spread_of(e, "seconds") for e in epochs if e["name"] == name]
+        for name, colour in (("capacity", SKY), ("ideal", GREY), ("unlimited", BLUE))
+    }
+    names = [f"epoch {number}" for number in sorted({e["epoch"] for e in epochs})]
     words = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
     words += f"median of {options['repeats']} runs; epoch 1 with the start; "
     words += f"a part is {options['fraction']:.0%}"
-    panels = {"Seconds of an epoch": series}
-    return bar_panels(panels, names, stem.with_suffix(".png"), result, words)
+    return bar_panels(
+        {"Seconds of an epoch": series}, names, stem.with_suffix(".png"), result, words
+    )
 
 
 TABLES = {"epochs": rows}

@@ -44,6 +44,7 @@ def stage(point: dict, root: Path, scratch: Path) -> dict[str, float]:
 
 def copy(point: dict, root: Path, scratch: Path) -> dict[str, float]:
     """Copy the same files by ``cp -r``; return its CPU seconds and the bytes copied."""
+    read_files(map(str, root.glob("*/*")), "")
     target = tempfile.mkdtemp(prefix="copied-", dir=scratch)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(["cp", "-r", str(root), target], check=True)
@@ -53,16 +54,14 @@ def copy(point: dict, root: Path, scratch: Path) -> dict[str, float]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    paths, points, ways = {}, [], {"stage": stage, "copy": copy}
+    points, ways = [], {"stage": stage, "copy": copy}
     for size in options.sizes:
         n_files = max(2, options.total_mb * 10**6 // size)
-        paths[size] = make_files(scratch / f"source-{size}", n_files, size, n_files)
+        make_files(scratch / f"source-{size}", n_files, size, n_files)
         points += [{"name": way, "file_bytes": size, "n_files": n_files} for way in ways]
 
     def run(point: dict) -> dict:
-        root = scratch / f"source-{point['file_bytes']}"
-        read_files(paths[point["file_bytes"]], str(root))
-        return ways[point["name"]](point, root, scratch)
+        return ways[point["name"]](point, scratch / f"source-{point['file_bytes']}", scratch)
 
     take_turns(points, options.repeats, run)
     targets = [
