@@ -66,8 +66,6 @@ class Options(CommonOptions):
 
 def open_iterator(request: dict, **options: object) -> overlapiter.OverlapIterator:
     """Return an iterator over photographs; ``request`` says where they are, and what is staged."""
-    import overlapiter
-
     pairs, root = read_pairs(request["pairs"], request["examples"]), request["root"]
     if staged := request["staging"]:
         most = {"n_prefetchers": N_WORKERS["prefetcher"], "capacity": request["capacity"]}
@@ -96,13 +94,13 @@ class Trainer:
     def hit(self, kind: str, name: str, numbers: random.Random) -> dict:
         """Hit a worker, and train until it is replaced and what it cost has been paid."""
         faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
-        while any(len(_workers_of(each)) < number for each, number in N_WORKERS.items()):
+        while any(len(found) < N_WORKERS[each] for each, found in _workers_by_kind().items()):
             self.take()
         self.take(_N_CALM)
-        known, first = _workers_of(kind), len(self.next_seconds)
+        known, first = _workers_by_kind()[kind], len(self.next_seconds)
 
         def notice() -> float:
-            while _workers_of(kind) <= known:
+            while _workers_by_kind()[kind] <= known:
                 time.sleep(_LOOK_SECONDS)
             return time.monotonic()
 
@@ -117,9 +115,9 @@ class Trainer:
         return {**fault, "recover_seconds": max(self.next_seconds[first:])}
 
 
-def _workers_of(kind: str) -> set[psutil.Process]:
+def _workers_by_kind() -> dict[str, set[psutil.Process]]:
     found = workers(descendants(os.getpid())).items()
-    return {process for process, its in found if its == kind and is_running(process)}
+    return {each: {p for p, kind in found if kind == each and is_running(p)} for each in N_WORKERS}
 
 
 def train(request: dict) -> dict:
@@ -198,24 +196,24 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def hit_rows(result: dict) -> list[list[str]]:
-    groups: dict[tuple[str, str], list[dict]] = {}
-    for hit in result["hits"]:
-        groups.setdefault((hit["kind"], hit["signal"]), []).append(hit)
-
     calm_seconds = median(result["calm_seconds"])
-
-    def seconds(group: tuple, name: str, less: float = 0.0) -> str:
-        values = [max(hit[name] - less, 0.0) for hit in group[1]]
-        return f"{median(values):.3f} / {max(values):.3f}"
-
+    hits = [
+        {**hit, "lost_seconds": max(hit["recover_seconds"] - calm_seconds, 0.0)}
+        for hit in result["hits"]
+    ]
+    groups = [
+        {"kind": kind, "signal": name, "runs": runs}
+        for kind, name in itertools.product(sorted(N_WORKERS), sorted(SIGNALS))
+        if (runs := [hit for hit in hits if (hit["kind"], hit["signal"]) == (kind, name)])
+    ]
     columns = {
-        "hit": lambda group: group[0][0],
-        "signal": lambda group: group[0][1],
-        "times": lambda group: len(group[1]),
-        "replaced after, s: median / max": lambda group: seconds(group, "notice_seconds"),
-        "lost, s: median / max": lambda group: seconds(group, "recover_seconds", calm_seconds),
+        "hit": "{kind}",
+        "signal": "{signal}",
+        "times": lambda group: len(group["runs"]),
+        "replaced after, s: median / max": "{notice_seconds:.3f} / {notice_seconds.max:.3f}",
+        "lost, s: median / max": "{lost_seconds:.3f} / {lost_seconds.max:.3f}",
     }
-    return table(sorted(groups.items()), columns)
+    return table(groups, columns)
 
 
 def faults(result: dict) -> list[str]:
