@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -30,11 +30,10 @@ from numpy.typing import NDArray
 from bench.claims.peers import run_epochs
 from bench.harness.options import option
 from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, prepare, run_points
+from bench.loaders.sources import EpochOptions, capacity_of, prepare, run_once
 from overlapiter.order import seeded_order
 
-Orders = Sequence[NDArray[np.intp]]
-Policy = Callable[[Orders, int], NDArray[np.bool_]]
+Policy = Callable[[NDArray[np.intp], int], NDArray[np.bool_]]
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
 FRACTIONS_OF_RANKS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
@@ -60,13 +59,15 @@ class Options(EpochOptions):
 # --- other policies, each example being a file of the same size -----------------------------------
 
 
-def _misses(orders: Orders, room: int, priority_of: Callable[..., int]) -> NDArray[np.bool_]:
+def _misses(
+    order: NDArray[np.intp], room: int, priority_of: Callable[..., int]
+) -> NDArray[np.bool_]:
     """Return for each read whether it misses, with a policy that evicts the least priority.
 
     ``priority_of`` takes the place of a read, the place at which its example is read next, and the
     priority that the example had, if it was staged.
     """
-    reads = np.concatenate(orders).tolist()
+    reads = order.tolist()
     next_uses, later = [len(reads)] * len(reads), {}
     for place in reversed(range(len(reads))):
         next_uses[place] = later.get(reads[place], len(reads))
@@ -95,48 +96,34 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def simulated(options: Options, fraction: float) -> dict[str, list[float]]:
-    """Return the shares of reads that miss in each epoch, by policy."""
+def simulated(options: Options, fraction: float, policy: str) -> list[float]:
+    """Return the shares of reads that miss in each epoch."""
     orders = [seeded_order(options.seed, e, options.examples) for e in range(options.epochs)]
-    room = int(fraction * options.examples)
-    missed = {name: policy(orders, room) for name, policy in POLICIES.items()}
-    return {
-        name: each.reshape(options.epochs, -1).mean(axis=1).round(6).tolist()
-        for name, each in missed.items()
-    }
+    missed = POLICIES[policy](np.concatenate(orders), int(fraction * options.examples))
+    return missed.reshape(options.epochs, -1).mean(axis=1).round(6).tolist()
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    if options.ranks:
-        return measure_ranks(options, scratch)
-    points = [{"fraction": f, "room": f, "loader": "overlap"} for f in FRACTIONS]
-    usual = {**options.usual, "is_decoding": False}
-    found = run_points(options, scratch, points, options.examples, **usual)
-    for point in points:
-        opens = [[epoch["opens"] for epoch in run["epochs"]] for run in point.pop("runs")]
-        means = (mean(each) / options.examples for each in zip(*opens, strict=True))
-        point["missed_by_epoch"] = simulated(options, point["fraction"])
-        point["missed_by_epoch"]["measured"] = [round(each, 6) for each in means]
-    return found
-
-
-def measure_ranks(options: Options, scratch: Path) -> dict:
     base, facts = prepare(options, scratch, options.examples)
-    base = replace(base, **options.usual)
-    asked = [{"order": kind, "fraction": f} for f in FRACTIONS_OF_RANKS for kind in KINDS]
+    base = replace(base, **options.usual, is_decoding=False)
+    fractions, kinds, policies = FRACTIONS, ("measured",), tuple(POLICIES)
+    if options.ranks:
+        fractions, kinds, policies = FRACTIONS_OF_RANKS, KINDS, ("belady",)
+    measured = [{"name": kind, "fraction": f} for f in fractions for kind in kinds]
 
-    def run(point: dict) -> list[float]:
-        found = run_epochs(base, options.ranks, 1, point["fraction"], order=point["order"])
-        return [round(n / options.examples, 6) for n in found["reads"]]
+    def reads(point: dict) -> list[int]:
+        if options.ranks:
+            part, order = point["fraction"], point["name"]
+            return run_epochs(base, options.ranks, 1, part, order=order)["reads"]
+        spec = replace(base, capacity=capacity_of(base, point["fraction"]))
+        return [epoch["opens"] for epoch in run_once(spec)["epochs"]]
 
-    take_turns(asked, options.repeats, run)
-    points = []
-    for fraction in FRACTIONS_OF_RANKS:
-        found = {"belady": simulated(options, fraction)["belady"]}
-        for point in (p for p in asked if p["fraction"] == fraction):
-            means = map(mean, zip(*point["runs"], strict=True))
-            found[point["order"]] = [round(each, 6) for each in means]
-        points.append({"fraction": fraction, "missed_by_epoch": found})
+    take_turns(measured, options.repeats, reads)
+    shares = {f: {policy: simulated(options, f, policy) for policy in policies} for f in fractions}
+    for point in measured:
+        means = np.mean(point["runs"], axis=0) / options.examples
+        shares[point["fraction"]][point["name"]] = means.round(6).tolist()
+    points = [{"fraction": f, "missed_by_epoch": each} for f, each in shares.items()]
     return {**facts, "points": points}
 
 

@@ -11,7 +11,7 @@ from bench.claims.misses_measured import POLICIES
 
 
 def missed(policy: str, reads: list[int], room: int) -> list[bool]:
-    return POLICIES[policy]([np.array(reads)], room).tolist()
+    return POLICIES[policy](np.array(reads), room).tolist()
 
 
 def least_misses(reads: tuple[int, ...], room: int, staged: frozenset[int] = frozenset()) -> int:
