@@ -39,40 +39,29 @@ class Options(CommonOptions):
     repeats: int = 5
 
 
-def name_of(number: int) -> str:
-    """Return the path of a file that is staged, and that no source has."""
-    return f"n{number // _FOLDER_FILES:04}/{number}.jpg"
-
-
-def fill(request: dict) -> dict:
-    """Fill the index of a staging directory that is empty."""
-    from bench.harness.store_access import stage_bytes, store_in
-
-    store, n_files = store_in(request["staging"], request["root"]), request["n_files"]
-    for first in range(0, n_files, _PART_FILES):
-        part = range(first, min(first + _PART_FILES, n_files))
-        stage_bytes(store, [name_of(number) for number in part], b"")
-    store.close()
-    return {}
+def names_of(n_files: int) -> list[str]:
+    """Return the paths of files that are staged, and that no source has."""
+    return [f"n{number // _FOLDER_FILES:04}/{number}.jpg" for number in range(n_files)]
 
 
 def leave(request: dict) -> dict:
     """Leave the staging directory in a state, without what the last run has staged.
 
-    With ``killed``, this process does not return.
+    With ``filled``, rows are added to an index that is empty. With ``killed``, this process does
+    not return.
     """
-    from bench.harness.store_access import store_in
+    from bench.harness.store_access import stage_bytes, store_in, wanted_of
     from overlapiter.store.generation import generation_of, index_path
-    from overlapiter.store.store import Wanted
 
-    staging, root, n_files = request["staging"], request["root"], request["n_files"]
+    staging, root, names = request["staging"], request["root"], names_of(request["n_files"])
     store = store_in(staging, root)
-    store.evict([store.key_of(os.path.join(root, path)) for path in request["photographs"]])
+    store.evict([each.key for each in wanted_of(store, request["photographs"])])
+    if request["state"] == "filled":
+        for first in range(0, len(names), _PART_FILES):
+            stage_bytes(store, names[first : first + _PART_FILES], b"")
     if request["state"] == "killed":
-        paths = [os.path.join(root, name_of(number)) for number in range(n_files)]
-        store.note_verified([store.key_of(path) for path in paths[::6]])
-        copied = [os.path.join(root, f"copied/{number}") for number in range(_PART_FILES)]
-        store.claim([Wanted(store.key_of(path), path) for path in copied])
+        store.note_verified([each.key for each in wanted_of(store, names[::6])])
+        store.claim(wanted_of(store, [f"copied/{number}" for number in range(_PART_FILES)]))
         os.kill(os.getpid(), signal.SIGKILL)
     store.close()
     if request["state"] == "another boot":
@@ -87,14 +76,14 @@ def measure(options: Options, scratch: Path) -> dict:
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
     root, photographs = str(made.root.resolve()), [path for path, _ in made.pairs]
-    names = photographs + [name_of(number) for number in range(options.files - len(photographs))]
+    names = photographs + names_of(options.files - len(photographs))
     pairs.write_text("".join(f"{name} 0\n" for name in names))
     spec = RunSpec(
         "overlap", str(pairs), options.files, root, full, order="ascending", mount="given",
         n_batches=options.batches, capacity=_CAPACITY_BYTES,
     )  # fmt: skip
     request = {"staging": full, "root": root, "n_files": options.files, "photographs": photographs}
-    isolated.call(fill, request)
+    isolated.call(leave, {**request, "state": "filled"})
 
     def run(point: dict) -> dict:
         if point["name"] == "empty":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from overlapiter.store.extents import Extent, checksum_of
 from overlapiter.store.places import write_files
@@ -19,14 +19,19 @@ def store_in(directory: str, source: str = "/nowhere") -> Store:
     return Store(Site(directory), source, Run(secrets.randbits(62), {"command": "bench"}))
 
 
+def wanted_of(store: Store, names: Iterable[str]) -> list[Wanted]:
+    """Return the files that have these paths below the source root."""
+    paths = [os.path.join(store.source, name) for name in names]
+    return [Wanted(store.key_of(path), path) for path in paths]
+
+
 def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
     """Stage files that all contain the same, in two transactions; return their keys.
 
     The names are paths below the source root. If ``data`` is empty, a block is charged and nothing
     is written.
     """
-    paths = [os.path.join(store.source, name) for name in names]
-    wanted = [Wanted(store.key_of(path), path) for path in paths]
+    wanted = wanted_of(store, names)
     mine = set(store.claim(wanted).mine)
     files = [file for file in wanted if file.key in mine]
     copies: list[Copy] = []
