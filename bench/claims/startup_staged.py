@@ -100,14 +100,11 @@ def measure(options: Options, scratch: Path) -> dict:
     return {"points": points}
 
 
-def _more(run: dict, empty: dict) -> float:
-    return run["first_batch_seconds"] - empty["first_batch_seconds"]
-
-
 TARGETS: tuple[Wanted, ...] = tuple(
-    (f"first mini-batch, {state}, more than empty", "s", 1.0, (state, "empty"), _more)
+    (f"first mini-batch, {state}, more than empty", "s", 1.0, (state, "empty"),
+     lambda run, empty: run["first_batch_seconds"] - empty["first_batch_seconds"])
     for state in STATES[1:]
-)
+)  # fmt: skip
 _COLUMNS = {
     "seconds": "{name}",
     "constructor": "{constructor_seconds:.2f}",

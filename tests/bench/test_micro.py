@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.claims import in_memory
-from bench.harness import isolated
+from bench.claims import gpu, in_memory
+from bench.harness import claim, isolated
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import RunSpec
 from bench.photographs import make_photographs
@@ -37,3 +37,16 @@ def test_the_memory_of_every_kind_of_process_is_measured_over_a_list_of_any_leng
 def test_a_run_that_fails_says_which():
     with pytest.raises(isolated.RunFailedError, match=r"bench\.claims\.in_memory"):
         isolated.call(in_memory.take, {})
+
+
+def test_on_a_gpu_the_loaders_are_compared_beside_a_step_of_any_length(monkeypatch, tmp_path):
+    def run(points, *_arguments, **_common):
+        for point in points:
+            point["runs"] = [{"batch_ms": 2.0, "trainer_cpu_ms": 1.0}]
+
+    there = {"found": ["torch", "cupy"], "gpu": "any"}
+    monkeypatch.setattr("bench.harness.isolated.call", lambda *_arguments: there)
+    monkeypatch.setattr(gpu, "call_in_turns", run)
+    result = gpu.measure(gpu.Options(step_ms=10.0), tmp_path)
+    found = claim.with_targets({"benchmark": "gpu", **result})["targets"]
+    assert [target["what"] for target in found] == [wanted[0] for wanted in gpu.TARGETS]
