@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 from pathlib import Path
 
@@ -54,22 +55,19 @@ def drive(request: dict) -> dict:
     data, n_files = os.urandom(_FILE_BYTES), request["n_files"]
     names = [f"{number}.jpg" for number in range(n_files)]
     parts = [names[first : first + _PART_FILES] for first in range(0, n_files, _PART_FILES)]
-    begin = time.process_time()
-    keys = [stage_bytes(store, part, data) for part in parts]
-    staged = time.process_time()
+
+    def timed(call: Callable, items: Iterable) -> tuple[list, float]:
+        begin = time.process_time()
+        found = [call(item) for item in items]
+        return found, (time.process_time() - begin) / n_files * 1e6
+
+    keys, stage_us = timed(lambda part: stage_bytes(store, part, data), parts)
     if request["name"] == "written":
         os.sync()
-    before = time.process_time()
-    for part in keys:
-        store.evict(part)
-    evicted = time.process_time()
+    _, evict_us = timed(store.evict, keys)
     charged_bytes = store.total_bytes()
     store.close()
-    return {
-        "stage_us": (staged - begin) / n_files * 1e6,
-        "evict_us": (evicted - before) / n_files * 1e6,
-        "charged_bytes": charged_bytes,
-    }
+    return {"stage_us": stage_us, "evict_us": evict_us, "charged_bytes": charged_bytes}
 
 
 def evicting_us(whole: dict, part: dict) -> float:

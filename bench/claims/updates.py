@@ -133,18 +133,16 @@ def _timed(call: Callable[[], object], seconds: float) -> list[float]:
 
 def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
-    all_means = [m for m in MEANINGS if m != "numba" or is_installed("numba")]
     middle = min(options.millions, key=lambda millions: abs(millions - 5))
     points = [
         {"optimizer": name, "means": means, "n": int(millions * _MILLION)}
         for name in options.optimizers
         for millions in (options.millions if name == "adam" else [middle])
-        for means in all_means
-        # Chainer's at one size, NumPy's blocks with Adam.
-        if name == "adam" or means in ("plain", "numba", "chainer")
-        if millions == middle or means != "chainer"
+        for means in MEANINGS
+        if means != "numba" or is_installed("numba")
+        if means != "numpy" or name == "adam"
+        if means != "chainer" or millions == middle
     ]
-
     call_in_turns(points, options.repeats, take, seconds=options.seconds)
     return {"points": points, "targets": targets(points)}
 
