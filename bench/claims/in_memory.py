@@ -129,7 +129,5 @@ def columns_of(meanings: Mapping[str, str], step: str, head: str) -> dict:
     }
 
 
-TABLES = {
-    "in-memory": columns_of(MEANINGS, "compute_ms", "ms of a mini-batch, beyond the step")
-}
+TABLES = {"in-memory": columns_of(MEANINGS, "compute_ms", "ms of a mini-batch, beyond the step")}
 faults = wrong_arrays

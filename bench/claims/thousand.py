@@ -82,8 +82,8 @@ def points_of(options: Options) -> list[dict]:
     processes = {
         "overlap": [(n, fixed) for n in options.prefetchers] + swept,
         "overlap-staged": [(options.prefetchers[0], fixed)],
-        **dict.fromkeys(("slow", "fast"), [(0, n) for n in options.readers]),
-        **dict.fromkeys(("floor", "ceiling"), [(0, len(os.sched_getaffinity(0)))]),
+        **{loader: [(0, n) for n in options.readers] for loader in ("slow", "fast")},
+        **{loader: [(0, len(os.sched_getaffinity(0)))] for loader in ("floor", "ceiling")},
     }
     return [
         {"loader": loader, "n_prefetchers": n_prefetchers, "n_readers": n_readers,
