@@ -10,6 +10,7 @@ more process reads from the store meanwhile what has to be missed at the least.
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import fill
 
 from bench.harness.options import option
 from bench.harness.tables import Wanted, median_of, spread_of, table
@@ -77,7 +78,9 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
     epochs, options = _epochs_of(result), result["options"]
     series = {
-        (MEANINGS[name], colour): [spread_of(e, "seconds") for e in epochs if e["name"] == name]
+        (fill(MEANINGS[name], 44), colour): [
+            spread_of(each, "seconds") for each in epochs if each["name"] == name
+        ]
         for name, colour in (("capacity", SKY), ("ideal", GREY), ("unlimited", BLUE))
     }
     names = [f"epoch {number}" for number in sorted({e["epoch"] for e in epochs})]

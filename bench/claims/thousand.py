@@ -177,7 +177,7 @@ def _of(points: list[dict], loader: str, **fixed: int) -> list[dict]:
 
 
 def _words_of(point: dict) -> str:
-    return textwrap.fill(report.meaning_of(point), 32)
+    return textwrap.fill(report.meaning_of(point), 38)
 
 
 def _draw_bars(points: list[dict], axes: Axes) -> None:
