@@ -6,8 +6,10 @@ import matplotlib
 
 matplotlib.use("Agg")  # draws into files, with or without a display
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -45,29 +47,50 @@ Panels = Mapping[str, Mapping[tuple[str, str], Sequence]]
 def bar_panels(
     panels: Panels, groups: Sequence[str], path: Path, result: dict, *lines: str
 ) -> list[Path]:
-    """Draw panels of grouped bars with one legend below; return the file, see :func:`save`.
+    """Draw panels of grouped bars with one legend below; return the file, see :func:`drawn`.
 
-    Args:
-        panels: For each title the series, by label and colour; of each a spread for each group, or
-            None for no bar.
-        groups: Their names.
-        path: Where to write it.
-        result: What was measured.
-        lines: What to write below.
+    Each panel has a title, and series by label and colour, of a spread for each of the groups or
+    None for no bar.
     """
-    shape = {"sharey": True, "squeeze": False, "figsize": (max(4.7 * len(panels), 7.0), 4.3)}
-    figure, grid = plt.subplots(1, len(panels), **shape)
-    for axes, (title, series) in zip(grid[0], panels.items(), strict=True):
-        width = 0.8 / len(series)
-        for number, ((label, colour), spreads) in enumerate(series.items()):
-            places = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * width
-            middle, bars = errors([each or dict.fromkeys(_KEYS, np.nan) for each in spreads])
-            axes.bar(places, middle, width, yerr=bars, capsize=3, color=colour, label=label)
-        axes.set_xticks(range(len(groups)), groups)
-        axes.grid(visible=False, axis="x")
-        axes.set_title(title, loc="left")
-    legend_below(figure, *axes.get_legend_handles_labels())
-    return [save(figure, path, result, *lines, space_inches=0.9)]
+    shape = {"n_axes": len(panels), "sharey": True, "space_inches": 0.9}
+    with drawn(path, result, *lines, **shape) as grid:
+        for axes, (title, series) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+            width = 0.8 / len(series)
+            for number, ((label, colour), spreads) in enumerate(series.items()):
+                places = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * width
+                middle, bars = errors([each or dict.fromkeys(_KEYS, np.nan) for each in spreads])
+                axes.bar(places, middle, width, yerr=bars, capsize=3, color=colour, label=label)
+            axes.set_xticks(range(len(groups)), groups)
+            axes.grid(visible=False, axis="x")
+            axes.set_title(title, loc="left")
+        legend_below(axes.figure, *axes.get_legend_handles_labels())
+    return [path]
+
+
+@contextlib.contextmanager
+def drawn(
+    path: Path,
+    result: dict,
+    *lines: str,
+    n_axes: int = 1,
+    sharey: bool = False,
+    space_inches: float = 0.4,
+    title: str = "",
+    **settings: object,
+) -> Iterator[Any]:
+    """Give a block the axes to draw on, an array of them if several, and then write the figure.
+
+    Then all axes get the settings, by the names that ``Axes.set`` has for them, and each the title;
+    the lines are written below, as :func:`save` does.
+    """
+    size = (max(4.7 * n_axes, 7.0), 4.3)
+    figure, axes = plt.subplots(1, n_axes, sharey=sharey, figsize=size)
+    yield axes
+    for each in np.atleast_1d(axes):
+        each.set(**settings)
+        if title:
+            each.set_title(title, loc="left")
+    save(figure, path, result, *lines, space_inches=space_inches)
 
 
 def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:
