@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import overlapiter
 from bench.harness import isolated
 from bench.harness.files import copy_files
 from bench.harness.launching import YIELDS, launch
-from bench.loaders.adapters import ADAPTERS, Part, Synthetic
+from bench.loaders.adapters import ADAPTERS, Part
 from bench.loaders.run import data_of, drive
 from bench.loaders.spec import RunSpec
 from bench.slow import SlowStore, slow_store
@@ -103,15 +103,11 @@ def run_rank(
     comm.mpi_comm.Barrier()
     spec, dataset, emulated = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)
-    part = Part(comm, sampler)
+    part = Part(comm, sampler, device)
+    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, emulated, part))
     if spec.loader == "synthetic":
-        prepared = Synthetic(spec, dataset, part, device)
+        open_loader()  # before the clock starts
     comm.mpi_comm.Barrier()
-
-    def open_loader() -> Any:
-        if spec.loader == "synthetic":
-            return prepared
-        return ADAPTERS[spec.loader](spec, dataset, emulated, part)
 
     def facts() -> dict:
         found = more()

@@ -154,7 +154,7 @@ def drive(
             time.sleep(spec.compute_seconds)
         if spec.seconds:
             reads.append((delivered - start, loader.statistics()["reads_in_flight"]))
-        if spec.n_epochs and loader.is_new_epoch:
+        if spec.n_epochs and loader.is_new_epoch():
             if reading:
                 reading.result()
             epochs.end(loader, taken[first:], losses[first:])
