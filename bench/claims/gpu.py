@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 
 from bench.harness import isolated
 from bench.harness.machine import is_installed
-from bench.harness.options import CommonOptions, option, picked
+from bench.harness.options import CommonOptions, NotPossibleError, option, picked
 from bench.harness.tables import Wanted
 from bench.harness.turns import call_in_turns, wrong_arrays
 
@@ -61,11 +60,6 @@ class Numbered:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return np.full(_SHAPE, index, np.float32), index
-
-
-def is_possible() -> bool:
-    """Return whether a framework sees a GPU here."""
-    return bool(isolated.call(frameworks, {})["found"])
 
 
 def frameworks(_request: dict) -> dict:
@@ -160,7 +154,7 @@ def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs."""
     there = isolated.call(frameworks, {})
     if not there["found"]:
-        sys.exit("there is no GPU, or neither PyTorch nor CuPy can use it")
+        raise NotPossibleError("there is no GPU, or neither PyTorch nor CuPy can use it")
     points = [
         {"loader": loader, "name": f"{loader}, step of {step_ms:g} ms", "step_ms": step_ms}
         for step_ms in (0.0, options.step_ms)

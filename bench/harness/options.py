@@ -15,6 +15,10 @@ class OptionsError(ValueError):
     """Options that cannot work together. The message says which to change."""
 
 
+class NotPossibleError(SystemExit):
+    """This machine lacks what a benchmark needs. The message says what."""
+
+
 def option(default: object, words: str, **others: object) -> Any:
     """Return a field of a class of options, whose type tells how an argument is read.
 
