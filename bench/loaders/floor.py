@@ -22,7 +22,7 @@ import numpy as np
 from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import images_of
-from bench.loaders.spec import RunSpec, result_of_run
+from bench.loaders.spec import NOT_MEASURED, RunSpec
 from bench.slow import crossed, slow_store
 from bench.slow.bare_reader import bare_reader, read_all
 
@@ -67,16 +67,17 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
     cpu_seconds = sum(report["cpu_seconds"] for report in reports)
     n_images = spec.n_batches * spec.batch_size
     n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
-    return result_of_run(
-        wall_seconds=end - start,
-        first_batch_seconds=min(firsts) - start,
-        n_images=n_images,
-        images_per_second=n_images / (end - start),
-        rate_after_first=n_later / max(end - max(firsts), 1e-9),
-        parts={"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
-        cpu={"loop": {"n_processes": n_loops, "seconds": cpu_seconds}},
-        fingerprints=[fingerprints[position] for position in range(spec.n_batches)],
-    )
+    return {
+        **NOT_MEASURED,
+        "wall_seconds": end - start,
+        "first_batch_seconds": min(firsts) - start,
+        "n_images": n_images,
+        "images_per_second": n_images / (end - start),
+        "rate_after_first": n_later / max(end - max(firsts), 1e-9),
+        "parts": {"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
+        "cpu": {"loop": {"n_processes": n_loops, "seconds": cpu_seconds}},
+        "fingerprints": [fingerprints[position] for position in range(spec.n_batches)],
+    }
 
 
 def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:

@@ -92,7 +92,7 @@ def run_rank(
 
     Returns:
         ``ranks``, what each reports: ``rank``; ``node``, its name; ``start_seconds`` until the
-        first mini-batch was there; and ``epochs``, as of :func:`bench.loaders.spec.result_of_run`.
+        first mini-batch was there; and ``epochs``, as of :func:`bench.loaders.run.drive`.
     """
     spec, store, node = request["spec"], request["store"], this_node()
     spec = replace(spec, staging=os.path.join(spec.staging, node.name))

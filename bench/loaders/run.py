@@ -27,7 +27,7 @@ from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads, images_of
-from bench.loaders.spec import PACKAGES, RunSpec, result_of_run
+from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
 from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import bare_reader, read_all
 
@@ -169,22 +169,23 @@ def drive(
     trainer = {"n_processes": 1, "seconds": time.process_time() - cpu_start}
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
     waits, sizes = zip(*taken, strict=True)
-    result = result_of_run(
-        wall_seconds=delivered - start,
-        first_batch_seconds=first_delivered - start,
-        n_images=sum(sizes),
-        images_per_second=sum(sizes) / (delivered - start),
-        rate_after_first=sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
-        parts=loader.parts(start, delivered),
-        statistics=loader.statistics(),
-        cpu={**cpu_by_kind(unnamed), "trainer": trainer},
-        private_bytes=private_bytes_by_kind(unnamed),
-        fingerprints=fingerprints,
-        constructor_seconds=constructor_seconds,
-        waits_seconds=waits,
-        epochs=epochs.found,
-        reads_in_flight=reads,
-    )
+    result = {
+        **NOT_MEASURED,
+        "wall_seconds": delivered - start,
+        "first_batch_seconds": first_delivered - start,
+        "n_images": sum(sizes),
+        "images_per_second": sum(sizes) / (delivered - start),
+        "rate_after_first": sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
+        "parts": loader.parts(start, delivered),
+        "statistics": loader.statistics(),
+        "cpu": {**cpu_by_kind(unnamed), "trainer": trainer},
+        "private_bytes": private_bytes_by_kind(unnamed),
+        "fingerprints": fingerprints,
+        "constructor_seconds": constructor_seconds,
+        "waits_seconds": waits,
+        "epochs": epochs.found,
+        "reads_in_flight": reads,
+    }
     more, batch, closing = at_end(), None, time.monotonic()
     loader.close()
     return {**result, **more, "finalize_seconds": time.monotonic() - closing, **crossed(store)}
