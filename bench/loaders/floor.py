@@ -23,7 +23,7 @@ from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import images_of
 from bench.loaders.spec import NOT_MEASURED, RunSpec
-from bench.slow import crossed, slow_store
+from bench.slow import slow_store
 from bench.slow.bare_reader import bare_reader, read_all
 
 
@@ -41,7 +41,7 @@ def run_floor(spec: RunSpec) -> dict:
             reports = _run_loops(spec)
             read = reading.result()
             cpu = cpu_by_kind()
-        result = {**_result(spec, start, reports, read["end"]), **crossed(store)}
+        result = {**_result(spec, start, reports, read["end"]), **(store.counts() if store else {})}
         result["cpu"]["bare reader"] = {"n_processes": 1, "seconds": read["seconds"]}
         result["cpu"] |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
         return {**result, "statistics": {"bare_reader_seconds": read["end"] - start}}

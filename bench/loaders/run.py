@@ -28,7 +28,7 @@ from bench.loaders.adapters import ADAPTERS
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads, images_of
 from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
-from bench.slow import SlowStore, Store, crossed, slow_store
+from bench.slow import SlowStore, Store, slow_store
 from bench.slow.bare_reader import bare_reader, read_all
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
@@ -100,8 +100,9 @@ class _Epochs:
         """Note what the epoch took, whose mini-batches were awaited so long and had such sizes."""
         end, family = time.monotonic(), descendants(os.getpid())
         pids = [os.getpid(), *(process.pid for process in family)]
-        counted, (opens, size) = loader.statistics(), [*crossed(self._store).values()] or (0, 0)
-        counts = {"opens": opens, "bytes": size, "trainer_cpu_seconds": time.process_time()}
+        counted, crossed = loader.statistics(), self._store.counts() if self._store else {}
+        counts = {key: crossed.get(f"store_{key}", 0) for key in ("opens", "bytes")}
+        counts |= {"trainer_cpu_seconds": time.process_time()}
         counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids[1:]))
         counts |= {name: counted[name] for name in _COUNTS if name in counted}
         before, self._counts = self._counts, counts
@@ -188,4 +189,5 @@ def drive(
     }
     more, batch, closing = at_end(), None, time.monotonic()
     loader.close()
-    return {**result, **more, "finalize_seconds": time.monotonic() - closing, **crossed(store)}
+    more["finalize_seconds"] = time.monotonic() - closing
+    return {**result, **more, **(store.counts() if store else {})}
