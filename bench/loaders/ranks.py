@@ -22,7 +22,6 @@ import numpy as np
 import overlapiter.mpi
 from bench.harness import isolated
 from bench.harness.files import copy_files
-from bench.harness.launching import YIELDS, launch
 from bench.loaders.adapters import ADAPTERS, Part
 from bench.loaders.run import data_of, drive
 from bench.loaders.spec import RunSpec
@@ -65,8 +64,8 @@ def run_ranks(
         told = {"communicator": "naive", **request, "spec": spec, "store": store}
         told["step_of"] = step_of
         if n_ranks:
-            launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            found = isolated.call(rank, told, launcher, **YIELDS, **environment)
+            launcher = partial(isolated.launch, n_ranks=n_ranks, n_nodes=n_nodes)
+            found = isolated.call(rank, told, launcher, **isolated.YIELDS, **environment)
         else:
             found = rank(told) or {"ranks": []}
         records = store.records() if isinstance(store, SlowStore) else []
