@@ -36,10 +36,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.files import read_files
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
 from bench.harness.turns import take_turns
+from bench.loaders.files import read_files
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, prepare
 from bench.slow.store import OpenRecord

@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.harness.files import copy_files
 from bench.harness.options import picked
-from bench.loaders.checks import Example
-from bench.loaders.files import Images, images_of
+from bench.loaders.files import Example, Images, copy_files, images_of
 from bench.loaders.spec import PARTS, RunSpec
 from bench.slow.store import attach
 

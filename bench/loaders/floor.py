@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.family import MOUNT, cpu_by_kind
-from bench.loaders.checks import fingerprint
-from bench.loaders.files import images_of
+from bench.loaders.files import fingerprint, images_of
 from bench.loaders.spec import NOT_MEASURED, RunSpec
 from bench.slow import slow_store
 from bench.slow.bare_reader import bare_reader, read_all

@@ -21,8 +21,8 @@ import numpy as np
 
 import overlapiter.mpi
 from bench.harness import isolated
-from bench.harness.files import copy_files
 from bench.loaders.adapters import ADAPTERS, Part
+from bench.loaders.files import copy_files
 from bench.loaders.run import data_of, drive
 from bench.loaders.spec import RunSpec
 from bench.slow import SlowStore, slow_store

@@ -25,8 +25,7 @@ from bench.harness.family import (
 )
 from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS
-from bench.loaders.checks import fingerprint
-from bench.loaders.files import Heads, images_of
+from bench.loaders.files import Heads, fingerprint, images_of
 from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
 from bench.slow import SlowStore, Store, slow_store
 from bench.slow.bare_reader import bare_reader, read_all

@@ -8,11 +8,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
-from bench.loaders.checks import verified
+from bench.loaders.files import copy_files, read_files, read_pairs
+from bench.loaders.report import verified
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs

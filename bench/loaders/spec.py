@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness.files import read_pairs
+from bench.loaders.files import read_pairs
 
 #: What each name of a loader means, for tables and figures.
 LOADERS = {

@@ -10,10 +10,9 @@ import pytest
 
 from bench.claims import thousand
 from bench.harness import claim
-from bench.harness.files import read_pairs
-from bench.loaders.checks import verified
+from bench.loaders.files import read_pairs
 from bench.loaders.floor import run_floor
-from bench.loaders.report import ratio
+from bench.loaders.report import ratio, verified
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import RunSpec
 
