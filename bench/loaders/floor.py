@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from statistics import mean
@@ -22,8 +23,9 @@ import numpy as np
 from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.files import fingerprint, images_of
 from bench.loaders.spec import NOT_MEASURED, RunSpec
-from bench.slow import slow_store
-from bench.slow.bare_reader import bare_reader, read_all
+from bench.slow import SlowStore, Store, slow_store
+
+_N_THREADS = 64
 
 
 def run_floor(spec: RunSpec) -> dict:
@@ -99,3 +101,31 @@ def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
         check_seconds += time.process_time() - before_check
     cpu_seconds = time.process_time() - cpu_begin - check_seconds
     return {**report, "end": time.monotonic(), "cpu_seconds": cpu_seconds}
+
+
+def bare_reader(store: Store) -> ProcessPoolExecutor:
+    """Return one more process, a fork of this one that is there already, for :func:`read_all`.
+
+    Where the store to read from is emulated, it is installed there.
+    """
+    install = store.install if isinstance(store, SlowStore) else None
+    process = ProcessPoolExecutor(1, get_context("fork"), install)
+    process.submit(os.getpid).result()  # forks now, before anything is timed
+    return process
+
+
+def read_all(root: str, paths: Sequence[str]) -> dict[str, float]:
+    """Read files below the root by 64 threads, in this order, and forget them.
+
+    Returned are when that was done, on the monotonic clock, and the CPU seconds of the process.
+    """
+
+    def read(paths: Sequence[str]) -> None:
+        for path in paths:
+            with open(os.path.join(root, path), "rb", buffering=0) as file:
+                file.read()
+
+    before = time.process_time()
+    with ThreadPoolExecutor(_N_THREADS) as pool:  # a share for each: a task for a file costs CPU
+        list(pool.map(read, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
+    return {"end": time.monotonic(), "seconds": time.process_time() - before}

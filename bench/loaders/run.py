@@ -26,9 +26,9 @@ from bench.harness.family import (
 from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS
 from bench.loaders.files import Heads, fingerprint, images_of
+from bench.loaders.floor import bare_reader, read_all, run_floor
 from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
 from bench.slow import SlowStore, Store, slow_store
-from bench.slow.bare_reader import bare_reader, read_all
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
 _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
@@ -45,8 +45,6 @@ def run(spec: RunSpec) -> dict:
     if is_installed(package.split(".")[0]):  # a script has imported it before
         importlib.import_module(package)
     if spec.loader in ("floor", "ceiling"):
-        from bench.loaders.floor import run_floor
-
         return run_floor(spec)
     with slow_store(spec) as store, contextlib.ExitStack() as resources:
         spec, dataset, emulated = data_of(spec, store)
