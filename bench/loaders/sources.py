@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bench.harness.isolated import RunFailedError
+from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
 from bench.loaders.files import copy_files, read_files, read_pairs
 from bench.loaders.report import verified
-from bench.loaders.run import run_in_new_process
+from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import build
@@ -124,7 +124,7 @@ def prepare_local(specs: list[RunSpec]) -> None:
         copy_files(longest.paths(), longest.root, longest.local, n_streams=16)
     if staged := [spec for spec in specs if spec.loader.endswith("-staged")]:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
-        run_in_new_process(dataclasses.replace(staged[0], **fast))
+        isolated.call(run_loader, dataclasses.replace(staged[0], **fast))
 
 
 def fresh(spec: RunSpec) -> RunSpec:
@@ -146,7 +146,7 @@ def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
     read_files(spec.paths(), spec.local if spec.is_local else spec.root)
-    return run_in_new_process(spec, most_seconds)
+    return isolated.call(run_loader, spec, most_seconds=most_seconds)
 
 
 def run_points(
@@ -184,7 +184,7 @@ def run_points(
     def run(point: dict) -> dict:
         try:
             return {} if name_of(point) in failed else run_once(specs[id(point)], most_seconds)
-        except RunFailedError as error:
+        except isolated.RunFailedError as error:
             if most_seconds is None:
                 raise
             failed[name_of(point)] = str(error)
