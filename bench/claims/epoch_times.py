@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.tables import Wanted, extremes, spread
+from bench.harness.tables import Wanted, spread
 from bench.harness.turns import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -69,7 +69,8 @@ def rows(result: dict) -> list[list[str]]:
     for point in result["points"]:
         columns = zip(*summarize(point["runs"]).values(), strict=True)
         for epoch, (seconds, opens, n_bytes) in enumerate(columns, 1):
-            numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
+            ends = f"[{seconds['min']:.2f}, {seconds['max']:.2f}]"
+            numbers = [f"{seconds['median']:.2f}", ends, f"{opens:g}"]
             lines.append([name_of(point), str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
     return lines
 

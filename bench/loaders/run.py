@@ -15,13 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.family import (
-    OTHER,
-    cpu_by_kind,
-    cpu_seconds,
-    descendants,
-    private_bytes_by_kind,
-)
+from bench.harness.family import OTHER, cpu_by_kind, cpu_seconds, descendants, private_bytes_by_kind
 from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS, Loader
 from bench.loaders.files import Heads, fingerprint, images_of
