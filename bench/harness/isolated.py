@@ -72,10 +72,8 @@ def call(
     """Call a function in a fresh process and return its answer; blocks until then.
 
     The launcher makes the command that starts a program, of several ranks for example; see
-    :class:`Program` for the others. The environment is what is added to that of this process.
-
-    Raises:
-        RunFailedError: The process did not end well, or took more than ``most_seconds``.
+    :class:`Program` for the others. The environment is what is added to that of this process. A
+    RunFailedError says that it did not end well, or took more than ``most_seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         program = Program(function, request, folder)

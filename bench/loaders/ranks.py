@@ -45,18 +45,13 @@ def run_ranks(
 ) -> tuple[list[dict], list[OpenRecord]]:
     """Run the ranks of a job over a slow store of its own, with variables of their environment.
 
-    Args:
-        spec: What to run.
-        step_of: Takes in each rank the request, with ``spec``, ChainerMN's communicator and the
-            device; returns what trains on a mini-batch of a loader and gives the loss, and what
-            says more to report.
-        request: What that is told besides; it may name the ``communicator``.
-        n_ranks: On each node; 0 if this process is a rank of a job of the user's.
-        n_nodes: Groups of ranks.
+    In each rank ``step_of`` takes the request, with ``spec``, ChainerMN's communicator and the
+    device, and returns what trains on a mini-batch of a loader and gives the loss, and what says
+    more to report. The request may name the ``communicator``. Nodes are groups of so many ranks; of
+    none if this process is a rank of a job of the user's.
 
-    Returns:
-        What each rank reports, see :func:`rank`, which only the first one of a job of the user's
-        gets; and each open of the store if it is emulated.
+    Returned are what each rank reports, which only the first one of a job of the user's gets, and
+    each open of the store if it is emulated.
     """
     staging = Path(spec.staging).with_name(f"staging-{next(_numbers)}")
     spec = replace(spec, staging=str(staging))
@@ -78,11 +73,8 @@ def rank(request: dict) -> dict | None:
     """Be one rank; all ranks call it at the same time, and the first one gets the result.
 
     The clock runs from before the loader is made until the last mini-batch has been trained on;
-    Python's forkserver is running by then, since it is started before MPI.
-
-    Returns:
-        ``ranks``, what each reports: ``rank``; ``node``, its name; ``start_seconds`` until the
-        first mini-batch was there; ``epochs``, as of :func:`bench.loaders.run.drive`; and more.
+    Python's forkserver is running by then, since it is started before MPI. Each rank reports its
+    node, its epochs as of :func:`bench.loaders.run.drive`, and more.
     """
     comm = overlapiter.mpi.create_communicator(request["communicator"])
     spec, store, node = request["spec"], request["store"], this_node()

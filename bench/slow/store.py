@@ -285,11 +285,7 @@ class _Carried:
 
 
 def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
-    """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled.
-
-    Raises:
-        AttributeError: Objects of this class cannot have additional attributes.
-    """
+    """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled."""
     carrier = copy.copy(dataset)
     carrier._slow_store = _Carried(store)  # type: ignore[attr-defined]
     return carrier
