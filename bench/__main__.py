@@ -23,28 +23,26 @@ from overlapiter.cli import console
 
 def main(arguments: list[str]) -> int:
     """Run the command line and return the exit status."""
-    name, others = (*arguments[:1], ""), arguments[1:]
-    if name[0] in ("-h", "--help"):
-        print(__doc__.strip())
-    elif name[0] == "--list":
-        rows = [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
-        print(console.table(["name", "minutes", "what it shows"], rows))
-    elif name[0] == "--all":
-        return plan.run_all(others)
-    elif name[0] == "tables":
-        from bench.harness.documents import write_tables
-
-        write_tables()
-    elif name[0] == "figures":
-        paths = [Path(word) for word in others if word != "--together"]
-        if missing := [str(path) for path in paths if not path.is_file()]:
-            sys.exit(f"there is no file {', '.join(missing)}")
-        paths = paths or sorted(claim.RESULTS.glob("*.json"))
-        print(*claim.draw(paths, is_together="--together" in others), sep="\n")
-    elif name[0].startswith("-") or not name[0]:
-        return plan.run("thousand", arguments)
-    else:
-        return plan.run(name[0], others)
+    match arguments:
+        case ["-h" | "--help", *_]:
+            print(__doc__.strip())
+        case ["--list", *_]:
+            rows = [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
+            print(console.table(["name", "minutes", "what it shows"], rows))
+        case ["--all", *others]:
+            return plan.run_all(others)
+        case ["tables", *_]:
+            plan.write_tables()
+        case ["figures", *words]:
+            paths = [Path(word) for word in words if word != "--together"]
+            if missing := [str(path) for path in paths if not path.is_file()]:
+                sys.exit(f"there is no file {', '.join(missing)}")
+            paths = paths or sorted(claim.RESULTS.glob("*.json"))
+            print(*claim.draw(paths, is_together="--together" in words), sep="\n")
+        case [name, *others] if not name.startswith("-"):
+            return plan.run(plan.named(name), others)
+        case _:
+            return plan.run(plan.named("thousand"), arguments)
     return 0
 
 

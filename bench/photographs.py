@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 import os
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -23,13 +22,14 @@ from PIL import Image
 from bench.harness.isolated import CHECKOUT
 from bench.harness.turns import progress_bar
 
-PHOTOGRAPHS = CHECKOUT / ".cache/bench/photographs"
 IMAGE_SIDE = 256
 FILES_PER_FOLDER = 1_000
 NUM_LABELS = 1_000
 #: Gives a mean of 20.6 kB with this recipe.
 JPEG_QUALITY = 92
 _SEED = 0
+#: One folder for each recipe.
+PHOTOGRAPHS = CHECKOUT / f".cache/bench/photographs-{IMAGE_SIDE}-{JPEG_QUALITY}-{_SEED}"
 _CHUNK = 100  # images of a task
 
 
@@ -76,24 +76,18 @@ def encode(index: int) -> bytes:
 def _write_image(root: Path, index: int) -> None:
     path = root / relative_path(index)
     path.parent.mkdir(exist_ok=True)
-    _write(path, encode(index))
+    unfinished = path.with_suffix(".part")
+    unfinished.write_bytes(encode(index))
+    unfinished.rename(path)
 
 
 def make_photographs(root: str | os.PathLike[str], count: int) -> Photographs:
     """Make the images that are missing below ``root`` and return the first ``count`` of the set.
 
     Blocks for about 2 ms of one core per missing image. There may be more than ``count``.
-
-    Raises:
-        ValueError: ``root`` holds images of another recipe.
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
-    manifest, listed = root / "manifest.json", root / "pairs.txt"
-    recipe = {"seed": _SEED, "quality": JPEG_QUALITY, "side": IMAGE_SIDE, "version": 1}
-    if manifest.exists() and (known := json.loads(manifest.read_text())["recipe"]) != recipe:
-        raise ValueError(f"{root} holds images of another recipe: {known}; remove it")
-    _write(manifest, json.dumps({"recipe": recipe}).encode())
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
     missing = [index for index, (path, _) in enumerate(pairs) if not (root / path).exists()]
     if missing:
@@ -101,13 +95,8 @@ def make_photographs(root: str | os.PathLike[str], count: int) -> Photographs:
         with progress_bar(len(missing), "image") as progress, pool:
             for _ in pool.map(functools.partial(_write_image, root), missing, chunksize=_CHUNK):
                 progress.update()
+    listed = root / "pairs.txt"
     if not listed.exists() or len(listed.read_text().splitlines()) < count:
         listed.write_text("".join(f"{path} {label}\n" for path, label in pairs))
     mean_bytes = sum((root / path).stat().st_size for path, _ in pairs) / count
     return Photographs(root, pairs, mean_bytes)
-
-
-def _write(path: Path, content: bytes) -> None:
-    unfinished = path.with_suffix(".part")
-    unfinished.write_bytes(content)
-    unfinished.rename(path)

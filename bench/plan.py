@@ -1,12 +1,18 @@
-"""The experiments behind the published results, in the order in which ``--all`` runs them."""
+"""The experiments behind the published results, as ``--all`` runs them, and their documents."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness import claim
+from bench.harness.isolated import CHECKOUT
+from bench.harness.options import NotPossibleError
+from bench.harness.tables import markdown, rows_in
 
 
 class Experiment(NamedTuple):
@@ -69,7 +75,7 @@ def rows() -> list[list[str]]:
     """Return a row for each experiment: its JSON file, command and duration."""
     table = [["file", "command", "minutes", "what it shows"]]
     for name, of, arguments, minutes, what in EXPERIMENTS:
-        command = " ".join(filter(None, ["python -m bench", of, arguments]))
+        command = f"python -m bench {of} {arguments}".strip()
         table.append([f"`{name}.json`", f"`{command}`", f"{minutes:g}", what])
     return table
 
@@ -84,10 +90,9 @@ def named(name: str) -> Experiment:
     return known[name]
 
 
-def run(name: str, arguments: list[str]) -> int:
-    """Run one experiment with more options; return the exit status."""
-    experiment = named(name)
-    out = ["--out", str(claim.OWN_RESULTS / f"{experiment.name}.json")]
+def run(experiment: Experiment, arguments: list[str], folder: Path = claim.OWN_RESULTS) -> int:
+    """Run one experiment with more options, into a folder; return the exit status."""
+    out = ["--out", str(folder / f"{experiment.name}.json")]
     return claim.run(experiment.claim, [*out, *shlex.split(experiment.arguments), *arguments])
 
 
@@ -97,25 +102,56 @@ def run_all(arguments: list[str]) -> int:
     The arguments are ``--into FOLDER``, for another one than that of one's own results, and options
     that all of them have, such as ``--quick``.
     """
-    folder = claim.OWN_RESULTS
+    folder, failed, left_out = claim.OWN_RESULTS, [], []
     if arguments[:1] == ["--into"]:
-        folder, arguments = claim.CHECKOUT / arguments[1], arguments[2:]
-    failed, left_out = [], []
-    for number, (name, of, words, minutes, _) in enumerate(EXPERIMENTS, 1):
-        say = f"{number} of {len(EXPERIMENTS)}: {name}, some {minutes:g} minutes"
+        folder, arguments = CHECKOUT / arguments[1], arguments[2:]
+    for number, each in enumerate(EXPERIMENTS, 1):
+        say = f"{number} of {len(EXPERIMENTS)}: {each.name}, some {each.minutes:g} minutes"
         print(f"\n=== {say} ===", file=sys.stderr, flush=True)
-        out = ["--out", str(folder / f"{name}.json")]
         try:
-            if not claim.is_possible(of):
-                left_out.append(name)
-                continue
-            status = claim.run(of, [*out, *shlex.split(words), *arguments])
+            failed += [each.name] * (run(each, arguments, folder) != 0)
+        except NotPossibleError:
+            left_out.append(each.name)
         except (Exception, SystemExit) as error:  # the others go on
-            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-            status = 1
-        failed += [name] if status else []
+            print(f"{each.name}: {type(error).__name__}: {error}", file=sys.stderr)
+            failed.append(each.name)
     n_done = len(EXPERIMENTS) - len(failed) - len(left_out)
     print(f"{n_done} experiments done; failed: {', '.join(failed) or '-'}")
     if left_out:
         print(f"not possible on this machine: {', '.join(left_out)}")
     return int(bool(failed))
+
+
+# --- the tables of README and docs that show results ----------------------------------------------
+
+#: Between two comments, of which the first names the JSON file and the table:
+#: ``<!-- table: thousand.json loaders -->``.
+_BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Return all files that may show results."""
+    docs = CHECKOUT.glob("docs/*.md")
+    return [CHECKOUT / "README.md", claim.RESULTS / "README.md", *sorted(docs)]
+
+
+def renewed(text: str) -> str:
+    """Return a document with all its tables made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] == "plan":
+            return f"{match[1]}{markdown(rows())}\n{match[4]}"
+        result = claim.with_targets(json.loads((claim.RESULTS / match[2]).read_text()))
+        found = rows_in(result, claim.tables_of(result["benchmark"])[match[3]])
+        return f"{match[1]}{markdown(found)}\n{match[4]}"
+
+    return _BLOCK.sub(block, text)
+
+
+def write_tables() -> None:
+    """Write all tables anew, and name the documents that have changed."""
+    for path in documents():
+        before, after = path.read_text(), renewed(path.read_text())
+        if before != after:
+            path.write_text(after)
+            print(f"{path.relative_to(CHECKOUT)}: written")

@@ -4,7 +4,7 @@ Each has a docstring, which its ``--help`` prints, and
 
 * ``Options``, what is run: its ``check`` completes the options, or refuses what cannot work;
 * ``measure``, which takes the options and an empty folder on the fast disk, does all runs, and
-  returns the result;
+  returns the result, or raises a NotPossibleError where this machine lacks what it needs;
 * ``TABLES`` by their names in documents: the columns of a table of all points, or what makes the
   rows of a result (``rows``), of which the first one is the header;
 
@@ -12,8 +12,7 @@ and may have
 
 * ``TARGETS``, what is wanted of the runs, by the names of their points;
 * ``draw_all``, which draws a result into files whose stem is given, and returns their paths;
-* ``faults``, which returns every reason for which a result is a failure;
-* ``is_possible``, which tells whether this machine has what the claim needs.
+* ``faults``, which returns every reason for which a result is a failure.
 
 What has such a name says in a docstring only what is not said here.
 """

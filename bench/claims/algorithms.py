@@ -20,8 +20,7 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from bench.harness.isolated import CHECKOUT
-from bench.harness.launching import launch
+from bench.harness.isolated import CHECKOUT, launch
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
 from bench.harness.turns import take_turns

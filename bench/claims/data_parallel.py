@@ -28,18 +28,19 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 import numpy as np
 
-from bench.harness.files import read_files
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.ranks import run_rank, run_ranks
+from bench.loaders.files import read_files
+from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, prepare
 from bench.slow.store import OpenRecord
 
@@ -81,16 +82,12 @@ class Options(EpochOptions):
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
-def train_rank(request: dict) -> dict | None:
-    import overlapiter.mpi
-    from overlapiter.node import this_node
+def training_step(request: dict, comm: Any, device: int) -> tuple[Callable, Callable]:
+    """Return what trains a rank on a mini-batch, and that there is no more to report."""
+    from bench.claims import data_parallel_models  # starts MPI, so the communicator is there before
 
-    comm = overlapiter.mpi.create_communicator(request["communicator"])
-    from bench.claims.data_parallel_models import training_step
-
-    device = -1 if request["communicator"] == "naive" else this_node().local_rank
-    step = training_step(request["model"], request["spec"].seed, comm, device)
-    return run_rank(request, comm, step, device=device)
+    seed = request["spec"].seed
+    return data_parallel_models.training_step(request["model"], seed, comm, device), dict
 
 
 def measure(options: Options, scratch: Path) -> dict | None:
@@ -118,7 +115,7 @@ def measure(options: Options, scratch: Path) -> dict | None:
         asked = picked(options, ("model", "communicator"))
         size, n_threads = (n_ranks * (not options.in_job), n_nodes), n_cores // (n_nodes * n_ranks)
         threads = {"OMP_NUM_THREADS": str(max(1, n_threads))}
-        ranks, opens = run_ranks(spec, train_rank, asked, *size, **threads)
+        ranks, opens = run_ranks(spec, training_step, asked, *size, **threads)
         return {"ranks": ranks, "reads": reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)

@@ -33,12 +33,10 @@ import psutil
 import overlapiter
 from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
-from bench.harness.files import read_pairs
 from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Wanted, table
 from bench.harness.turns import take_turns
-from bench.loaders.checks import checksum
-from bench.loaders.files import Images
+from bench.loaders.files import Images, checksum, read_pairs
 from bench.photographs import PHOTOGRAPHS, make_photographs
 
 N_WORKERS = {"reader": 3, "prefetcher": 2, "supervisor": 1}

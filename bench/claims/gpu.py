@@ -11,7 +11,6 @@ Which frameworks are compared depends on what is installed: PyTorch, Chainer wit
 from __future__ import annotations
 
 import importlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ import numpy as np
 from bench.claims.in_memory import OF_CHAINER, WARM_UP_BATCHES, columns_of, open_chainer, timed
 from bench.harness import isolated
 from bench.harness.machine import is_installed
-from bench.harness.options import CommonOptions, option, picked
+from bench.harness.options import CommonOptions, NotPossibleError, option, picked
 from bench.harness.tables import Wanted
 from bench.harness.turns import call_in_turns, wrong_arrays
 
@@ -57,10 +56,6 @@ class Numbered:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
         return np.full(_SHAPE, index, np.float32), index
-
-
-def is_possible() -> bool:
-    return bool(isolated.call(frameworks, {})["found"])
 
 
 def frameworks(_request: dict) -> dict:
@@ -144,7 +139,7 @@ def _of_chainer(request: dict, dataset: Numbered) -> Iterator[tuple]:
 def measure(options: Options, _scratch: Path) -> dict:
     there = isolated.call(frameworks, {})
     if not there["found"]:
-        sys.exit("there is no GPU, or neither PyTorch nor CuPy can use it")
+        raise NotPossibleError("there is no GPU, or neither PyTorch nor CuPy can use it")
     points = [
         {"loader": loader, "name": f"{loader}, {half}", "step_ms": step_ms}
         for half, step_ms in zip(_HALVES, (0.0, options.step_ms), strict=True)

@@ -18,10 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from bench.harness.files import make_files, read_files
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import by_repeat, median_of, table, target_of
 from bench.harness.turns import take_turns
+from bench.loaders.files import make_files, read_files
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
 

@@ -28,12 +28,14 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import psutil
@@ -43,7 +45,7 @@ from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import call_in_turns, take_turns
-from bench.loaders.ranks import run_rank, run_ranks
+from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
 from bench.loaders.spec import RunSpec
 
@@ -92,14 +94,11 @@ class Options(EpochOptions):
     kinds: list[str] = option(list(KINDS), "of the first experiment", known=KINDS)
 
 
-def take(request: dict) -> dict | None:
-    """Be one rank, in lockstep with the others; rank 0 returns what all report.
+def lockstep(request: dict, comm: Any, _device: int) -> tuple[Callable, Callable]:
+    """Return what keeps a rank in step with the others, and what reports of its idle servers.
 
     With a fault, rank 1 hits the servers of its node in the middle of each epoch but the first.
     """
-    import overlapiter.mpi
-
-    comm = overlapiter.mpi.create_communicator("naive")
     spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
     n_batches = spec.n_examples // comm.size // spec.batch_size
 
@@ -115,7 +114,7 @@ def take(request: dict) -> dict | None:
         is_idle = spec.has_peers and not fault  # a server that was hit says nothing
         return {"idle_cpu_seconds": _idle_cpu_seconds() if is_idle else 0.0}
 
-    return run_rank(request, comm, step, idle)
+    return step, idle
 
 
 def run_epochs(
@@ -130,7 +129,7 @@ def run_epochs(
     usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
     spec = replace(spec, **{**usual, **asked})
     token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    ranks, _opens = run_ranks(spec, take, {"fault": fault}, n_ranks, n_nodes, **token)
+    ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes, **token)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],

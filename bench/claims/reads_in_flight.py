@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.files import make_files
 from bench.harness.options import OptionsError, option
+from bench.loaders.files import make_files
 from bench.loaders.report import staging_us
 from bench.loaders.sources import MountOptions, run_points
 

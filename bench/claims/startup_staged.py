@@ -21,7 +21,7 @@ from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted
 from bench.harness.turns import take_turns
-from bench.loaders.run import run_in_new_process
+from bench.loaders.run import run_loader
 from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
@@ -87,13 +87,13 @@ def measure(options: Options, scratch: Path) -> dict:
 
     def run(point: dict) -> dict:
         if point["name"] == "empty":
-            return run_in_new_process(fresh(spec))
+            return isolated.call(run_loader, fresh(spec))
         program = isolated.Program(leave, {**request, "state": point["name"]}, scratch)
         status = subprocess.run(program.command, cwd=isolated.CHECKOUT, check=False).returncode
         if status != -signal.SIGKILL:
             program.answer(status)
         os.sync()
-        return run_in_new_process(spec)
+        return isolated.call(run_loader, spec)
 
     points = [{"name": state} for state in STATES]
     take_turns(points, options.repeats, run)

@@ -25,7 +25,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import isolated
-from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, median_of, missed, table
 from bench.harness.turns import take_turns
@@ -168,7 +167,7 @@ def run(point: dict) -> dict:
             for i, path in enumerate(request[name]):
                 Path(path).write_text(str((steps * _BATCH + i) // 8))
         survives = ["--with-ft", "ulfm"] if "dies_at" in point else []
-        job = partial(launch, n_ranks=point["workers"] + 1, options=survives)
+        job = partial(isolated.launch, n_ranks=point["workers"] + 1, options=survives)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return isolated.call(rank, request, job, most_seconds=600, **threads)
 

@@ -28,8 +28,6 @@ from overlapiter.cli.probe import file_system_of
 _SAID = ("data", "store", "absent", "examples")
 #: In what is printed, of the first column.
 _NAME_WIDTH = 48
-#: The claims of results that were measured by another name.
-_RENAMED = {"misses-node": "misses-measured"}
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
@@ -37,13 +35,7 @@ OWN_RESULTS = RESULTS / "own"
 
 def claim_of(name: str) -> ModuleType:
     """Return the module of a claim by its name, the one that results have as ``benchmark``."""
-    module = _RENAMED.get(name, name).replace("-", "_")
-    return importlib.import_module(f"bench.claims.{module}")
-
-
-def is_possible(name: str) -> bool:
-    """Return whether this machine has what a claim needs."""
-    return getattr(claim_of(name), "is_possible", lambda: True)()
+    return importlib.import_module(f"bench.claims.{name.replace('-', '_')}")
 
 
 def tables_of(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A function in a process of its own, so that starts are cold and memory is clean.
+"""A function in a process of its own, or in ranks, so that starts are cold and memory is clean.
 
 The request is pickled, the answer is JSON, both in files: an orphan that kept a pipe open would
 block its parent.
@@ -15,13 +15,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
 #: What a run that is asked to end has for that.
 _PATIENCE_SECONDS = 30
+#: A rank that waits for the others is not to take the cores that their readers need.
+YIELDS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 class RunFailedError(Exception):
@@ -70,10 +72,8 @@ def call(
     """Call a function in a fresh process and return its answer; blocks until then.
 
     The launcher makes the command that starts a program, of several ranks for example; see
-    :class:`Program` for the others. The environment is what is added to that of this process.
-
-    Raises:
-        RunFailedError: The process did not end well, or took more than ``most_seconds``.
+    :class:`Program` for the others. The environment is what is added to that of this process. A
+    RunFailedError says that it did not end well, or took more than ``most_seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         program = Program(function, request, folder)
@@ -91,6 +91,24 @@ def call(
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def launch(
+    program: list[str], n_ranks: int, n_nodes: int = 1, options: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of a job, in which each node is a group of ranks with a name.
+
+    It is Open MPI's mpiexec that starts it, with these options besides.
+    """
+    beside = Path(sys.executable).with_name("mpiexec")
+    as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
+    # Unbound: the workers of a rank would be confined to its one core.
+    usual = [*as_root, "--oversubscribe", "--bind-to", "none"]
+    command = [str(beside) if beside.exists() else "mpiexec", *usual, *options]
+    for number in range(n_nodes):
+        name = ["env", f"OVERLAPITER_NODE=node-{number}"] if n_nodes > 1 else []
+        command += [":"] * (number > 0) + ["-n", str(n_ranks), *name, *program]
+    return command
 
 
 def end_in_order() -> None:

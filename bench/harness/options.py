@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from bench.harness.isolated import CHECKOUT
 
@@ -15,14 +15,16 @@ class OptionsError(ValueError):
     """Options that cannot work together. The message says which to change."""
 
 
+class NotPossibleError(SystemExit):
+    """This machine lacks what a benchmark needs. The message says what."""
+
+
 def option(default: object, words: str, **others: object) -> Any:
     """Return a field of a class of options, whose type tells how an argument is read.
 
-    Args:
-        default: A class below may have another one, as a plain value.
-        words: The help; the default is added.
-        others: ``quick``, the value with which a benchmark only shows that it runs; ``known`` for a
-            list of names, and what separates them if no comma; ``choices``.
+    The words are its help, to which the default is added; a class below may have another default,
+    as a plain value. The others are ``quick``, the value with which a benchmark only shows that it
+    runs; ``known`` for a list of names, and what separates them if no comma; ``choices``.
     """
     metadata = {"help": words, **others}
     if isinstance(default, list):
@@ -55,14 +57,6 @@ class CommonOptions:
         """Complete the options, or raise an OptionsError."""
 
 
-_READERS: dict[object, Callable[[str], object]] = {
-    int | None: int,
-    Path | None: Path,
-    list[int]: lambda text: [int(float(word)) for word in text.split(",") if word],
-    list[float]: lambda text: [float(word) for word in text.split(",")],
-}
-
-
 def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
     """Add an argument for each field."""
     types, usual = get_type_hints(options), vars(options())
@@ -74,9 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions])
         elif "choices" in metadata:
             words["choices"] = metadata["choices"]
         else:
-            words["type"] = _READERS.get(types[name], types[name])
-            if "known" in metadata:
-                words["type"] = _names_of(metadata["known"], metadata.get("separator", ","))
+            how = {key: metadata[key] for key in ("known", "separator") if key in metadata}
+            words["type"] = _reader_of(types[name], **how)
             if not isinstance(default, Path) and default not in (None, []):
                 shown = ",".join(map(str, default)) if isinstance(default, list) else default
                 words["help"] += f" ({shown})".replace("%", "%%")
@@ -84,15 +77,20 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions])
         parser.add_argument(*names, dest=name, **words)
 
 
-def _names_of(known: Collection[str], separator: str) -> Callable[[str], list[str]]:
-    """Return what makes a list of names of an argument, all of which have to be known."""
+def _reader_of(kind: Any, known: Collection[str] = (), separator: str = ",") -> Callable:
+    """Return what reads an argument of a type; all of a list of names have to be known."""
+    one, *_ = *get_args(kind), kind
+    if get_origin(kind) is not list:
+        return one
 
-    def parse(text: str) -> list[str]:
-        names = [name.strip() for name in text.split(separator)]
-        if unknown := sorted(set(names) - set(known)):
+    def parse(text: str) -> list:
+        words = [word.strip() for word in text.split(separator) if word]
+        if one is not str:
+            return [one(float(word)) for word in words]
+        if unknown := sorted(set(words) - set(known)):
             there = f"{separator} ".join(known)
             raise argparse.ArgumentTypeError(f"unknown: {unknown}; there are {there}")
-        return names
+        return words
 
     return parse
 

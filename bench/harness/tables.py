@@ -6,6 +6,7 @@ import functools
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 Rows = Sequence[Sequence[str]]
@@ -27,11 +28,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     n = len(values)
     error = _STUDENT.get(n, 2.23) * stdev(values) / n**0.5 if n > 1 else float("inf")
     return mean(values), error
-
-
-def extremes(over: dict[str, float], digits: int = 2) -> str:
-    """Return minimum and maximum of a spread."""
-    return f"[{over['min']:.{digits}f}, {over['max']:.{digits}f}]"
 
 
 def spread_of(point: dict, *keys: str) -> dict[str, float]:
@@ -57,24 +53,18 @@ def share_of(key: str) -> Callable[[dict, dict], float]:
     return lambda run, other: run[key] / other[key]
 
 
-class _OfRuns:
-    """A number of all runs of a point, which is shown as their median."""
-
-    def __init__(self, values: Sequence[Any]) -> None:
-        self._values = values
-
-    def __getattr__(self, name: str) -> float:
-        return spread(self._values)[name]  # median, min or max
+class _OfRuns(SimpleNamespace):
+    """Median, minimum and maximum of a number of all runs of a point, shown as the median."""
 
     def __format__(self, form: str) -> str:
-        return format(median(self._values), form)
+        return format(self.median, form)
 
 
 class _Facts(dict[str, Any]):
     """What a point says, and what its runs have measured."""
 
     def __missing__(self, name: str) -> _OfRuns:
-        return _OfRuns([run[name] for run in self["runs"]])
+        return _OfRuns(**spread(run[name] for run in self["runs"]))
 
 
 #: The columns of a table: of each its head, and what makes the cell of an item: a function, or of a
@@ -142,7 +132,8 @@ def target_rows(result: dict) -> list[list[str]]:
         wanted = "" if target["wanted"] is None else f"{target['wanted']:.{digits}f}{unit}"
         word = {True: "met", False: "missed", None: ""}[target["is_met"]]
         middle = f"{target['median']:.{digits}f}{unit}"
-        rows.append([target["what"], middle, extremes(target, digits), wanted, word])
+        ends = f"[{target['min']:.{digits}f}, {target['max']:.{digits}f}]"
+        rows.append([target["what"], middle, ends, wanted, word])
     return rows
 
 

@@ -8,275 +8,222 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.harness.files import copy_files
 from bench.harness.options import picked
-from bench.loaders.checks import Example
-from bench.loaders.files import Images, images_of
+from bench.loaders.files import Example, Images, copy_files, images_of
 from bench.loaders.spec import PARTS, RunSpec
-from bench.slow.store import SlowStore, attach
+from bench.slow.store import attach
 
 _COPY_STREAMS = 64
 _N_PREPARED = 4
 
 
 class Part(NamedTuple):
-    """What a rank is told of the order of its examples, and by which communicator."""
+    """What a rank is told: its communicator, the order of its examples, and its device."""
 
     comm: Any
     sampler: Any
+    device: int
 
 
+@dataclasses.dataclass
 class Loader:
-    """What an adapter tells; a loader that cannot be observed tells nothing."""
+    """A loader at work; one that cannot be observed tells nothing."""
 
-    is_new_epoch: bool = False  # whether the last mini-batch ended an epoch
-
-    def parts(self, _start: float, _end: float, /) -> dict[str, float] | None:
-        """Return the parts of the mean reader's time within these seconds of the clock."""
-        return None
-
-    def statistics(self) -> dict[str, float]:
-        """Return what the loader itself counts."""
-        return {}
-
-    def close(self) -> None:
-        """End all processes."""
+    next_batch: Callable[[], list[Example]]
+    close: Callable[[], object]  # ends all processes
+    is_new_epoch: Callable[[], bool] = lambda: False  # whether the last mini-batch ended an epoch
+    # The parts of the mean reader's time within these seconds of the clock.
+    parts: Callable[[float, float], dict[str, float] | None] = lambda *_: None
+    statistics: Callable[[], dict[str, float]] = dict  # what it counts itself
+    concat: Callable[[list[Example], int], tuple] | None = None
 
 
-class Iterating(Loader):
-    """What the adapters of Chainer's iterators have in common."""
-
-    def __init__(
-        self, spec: RunSpec, make: type, dataset: object, part: Part | None, **options: object
-    ) -> None:
-        if part:
-            options["order_sampler"] = part.sampler
-        elif spec.order == "fixed":
-            indices = spec.indices()  # they may be fewer than the data set has
-            options |= {"repeat": False, "order_sampler": lambda *_state: indices}
-        elif "seed" not in options:
-            options["shuffle"] = spec.order == "own"
-        self._iterator = make(dataset, spec.batch_size, n_processes=spec.n_readers, **options)
-        self.next_batch = self._iterator.__next__
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last mini-batch ended an epoch."""
-        return self._iterator.is_new_epoch
-
-    def close(self) -> None:
-        """End all processes."""
-        self._iterator.finalize()
+# --- of Chainer -----------------------------------------------------------------------------------
 
 
-class Overlap(Iterating):
-    """``overlapiter.OverlapIterator``."""
+def open_overlap(spec: RunSpec, dataset: Any, store: Any, part: Part | None = None) -> Loader:
+    """Make an ``overlapiter.OverlapIterator``."""
+    import overlapiter
 
-    def __init__(
-        self, spec: RunSpec, dataset: object, store: SlowStore | None, part: Part | None = None
-    ) -> None:
-        import overlapiter
+    options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
+    if spec.loader != "overlap-local":
+        chosen = picked(spec, ("n_prefetchers", "reads_in_flight", "capacity"))
+        chosen["peers"] = part.comm if spec.has_peers else None
+        options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
+    dataset = dataset if store is None else attach(dataset, store)
+    iterator = _iterator(spec, overlapiter.OverlapIterator, dataset, part, **options)
 
-        self.concat = overlapiter.concat_examples
-        options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
-        if spec.loader != "overlap-local":
-            chosen = picked(spec, ("n_prefetchers", "reads_in_flight", "capacity"))
-            chosen["peers"] = part.comm if spec.has_peers else None
-            options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
-        dataset = dataset if store is None else attach(dataset, store)
-        super().__init__(spec, overlapiter.OverlapIterator, dataset, part, **options)
-
-    def parts(self, _start: float, _end: float, /) -> dict[str, float]:
-        """Return the sums of the snapshot, divided by the number of readers."""
-        found = self._iterator.stats()
+    def parts(_start: float, _end: float) -> dict[str, float]:
+        found = iterator.stats()  # sums over the readers
         names = ("initialize", "dequeue", "fetch", "other")
         seconds = (getattr(found, f"{name}_seconds") / found.n_readers for name in names)
         return dict(zip(PARTS, seconds, strict=True))
 
-    def statistics(self) -> dict[str, float]:
-        """Return the numbers of the snapshot."""
-        found = dataclasses.asdict(self._iterator.stats())
-        return {name: value for name, value in found.items() if isinstance(value, (int, float))}
+    told = parts, partial(_numbers, iterator), overlapiter.concat_examples
+    ends = iterator.finalize, lambda: iterator.is_new_epoch
+    return Loader(iterator.__next__, *ends, *told)
 
 
-class Stock(Iterating):
-    """``chainer.iterators.MultiprocessIterator``."""
+def open_stock(spec: RunSpec, dataset: Any, _store: Any, part: Part | None = None) -> Loader:
+    """Make a ``chainer.iterators.MultiprocessIterator``."""
+    from chainer.dataset import concat_examples
+    from chainer.iterators import MultiprocessIterator
 
-    def __init__(
-        self, spec: RunSpec, dataset: object, _store: object, part: Part | None = None
-    ) -> None:
-        from chainer.dataset import concat_examples
-        from chainer.iterators import MultiprocessIterator
+    from bench.loaders.stock_timing import TimedDataset
 
-        from bench.loaders.stock_timing import TimedDataset
-
-        self.concat = concat_examples
-        np.random.seed(spec.seed)
-        timed = TimedDataset(dataset, spec.n_readers)
-        self.parts = timed.parts
-        super().__init__(spec, MultiprocessIterator, timed, part)
+    np.random.seed(spec.seed)
+    timed = TimedDataset(dataset, spec.n_readers)
+    iterator = _iterator(spec, MultiprocessIterator, timed, part)
+    ends = iterator.finalize, lambda: iterator.is_new_epoch
+    return Loader(iterator.__next__, *ends, timed.parts, concat=concat_examples)
 
 
-class CopyFirst(Stock):
-    """Copies every file of the run, then reads the copies with MultiprocessIterator."""
-
-    def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
-        pairs = dataset._pairs  # not from the list file, which lies in the slow store
-        paths = [pairs[index][0] for index in spec.indices()]
-        copy_files(paths, spec.root, spec.staging, _COPY_STREAMS)
-        super().__init__(spec, images_of(pairs, spec.staging), store)
+def open_copied(spec: RunSpec, dataset: Any, store: Any, part: Part | None = None) -> Loader:
+    """Copy every file of the run, then make a MultiprocessIterator over the copies."""
+    pairs = dataset._pairs  # not from the list file, which lies in the slow store
+    paths = [pairs[index][0] for index in spec.indices()]
+    copy_files(paths, spec.root, spec.staging, _COPY_STREAMS)
+    return open_stock(spec, images_of(pairs, spec.staging), store, part)
 
 
-class Synthetic(Loader):
-    """A few mini-batches, which are made before the clock starts, again and again."""
-
-    def __init__(self, spec: RunSpec, dataset: object, part: Part, device: int) -> None:
-        from chainer.dataset import concat_examples
-
-        self._n_examples = len(dataset)
-        if hasattr(part.sampler, "of_epoch"):
-            self._n_examples = len(part.sampler.of_epoch(0, len(dataset)))
-        self._batch = [dataset[i % len(dataset)] for i in range(spec.batch_size)]
-        self._arrays = [concat_examples(self._batch, device) for _ in range(_N_PREPARED)]
-        self._n_taken = 0
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last mini-batch ended an epoch."""
-        return self._n_taken * len(self._batch) % self._n_examples < len(self._batch)
-
-    def next_batch(self) -> list[Example]:
-        """Return the examples of which all mini-batches are."""
-        self._n_taken += 1
-        return self._batch
-
-    def concat(self, _batch: list[Example], _device: int) -> tuple:
-        """Return arrays that have not been used for a while."""
-        return self._arrays[self._n_taken % _N_PREPARED]
+def _iterator(spec: RunSpec, make: type, dataset: Any, part: Part | None, **options: Any) -> Any:
+    """Make an iterator of Chainer's kind over examples in the order that is asked for."""
+    if part:
+        options["order_sampler"] = part.sampler
+    elif spec.order == "fixed":
+        indices = spec.indices()  # they may be fewer than the data set has
+        options |= {"repeat": False, "order_sampler": lambda *_state: indices}
+    elif "seed" not in options:
+        options["shuffle"] = spec.order == "own"
+    return make(dataset, spec.batch_size, n_processes=spec.n_readers, **options)
 
 
-class Torch(Loader):
-    """``torch.utils.data.DataLoader``, in a rank with its ``DistributedSampler``."""
+def _numbers(observed: Any) -> dict[str, float]:
+    """Return the numbers of the snapshot of one of our loaders."""
+    found = dataclasses.asdict(observed.stats())
+    return {name: value for name, value in found.items() if isinstance(value, (int, float))}
 
-    def __init__(
-        self, spec: RunSpec, dataset: object, _store: object, part: Part | None = None
-    ) -> None:
-        from torch.utils.data import DataLoader
 
-        if part:
-            self._batches = self._epochs(spec, dataset, part.comm)
-        else:
-            images = Images(dataset._pairs, spec.root)
-            self._open(DataLoader(images, batch_sampler=spec.batches(), num_workers=spec.n_readers))
+def open_synthetic(spec: RunSpec, dataset: Any, _store: Any, part: Part) -> Loader:
+    """Make a few mini-batches, which come again and again; to be done before the clock starts."""
+    from chainer.dataset import concat_examples
 
-    def _open(self, loader: object) -> None:
-        self._iterator = loader
-        self._batches = iter(loader)
+    n_taken, n_examples = 0, len(dataset)
+    if hasattr(part.sampler, "of_epoch"):
+        n_examples = len(part.sampler.of_epoch(0, len(dataset)))
+    batch = [dataset[i % len(dataset)] for i in range(spec.batch_size)]
+    # Each of them has not been used for a while.
+    arrays = itertools.cycle([concat_examples(batch, part.device) for _ in range(_N_PREPARED)])
 
-    def _epochs(self, spec: RunSpec, dataset: object, comm: Any) -> Iterator[list]:
-        from torch.utils.data import DataLoader
-        from torch.utils.data.distributed import DistributedSampler
+    def next_batch() -> list[Example]:
+        nonlocal n_taken
+        n_taken += 1
+        return batch
 
-        sampler = DistributedSampler(dataset, comm.size, comm.rank, seed=spec.seed)
-        options = {"num_workers": spec.n_readers, "persistent_workers": True, "sampler": sampler}
-        loader = DataLoader(dataset, spec.batch_size, **options)
+    return Loader(
+        next_batch,
+        close=lambda: None,
+        is_new_epoch=lambda: n_taken * len(batch) % n_examples < len(batch),
+        concat=lambda _batch, _device: next(arrays),
+    )
+
+
+# --- of PyTorch -----------------------------------------------------------------------------------
+
+
+def open_torch(spec: RunSpec, dataset: Any, _store: Any, part: Part | None = None) -> Loader:
+    """Make a ``torch.utils.data.DataLoader``, in a rank with its ``DistributedSampler``."""
+    from torch.utils.data import DataLoader
+    from torch.utils.data.distributed import DistributedSampler
+
+    options: dict[str, object] = {"num_workers": spec.n_readers}
+    if not part:
+        images = Images(dataset._pairs, spec.root)
+        return _collated(DataLoader(images, batch_sampler=spec.batches(), **options))
+    sampler = DistributedSampler(dataset, part.comm.size, part.comm.rank, seed=spec.seed)
+    options |= {"persistent_workers": True, "sampler": sampler}
+    loader, is_last = DataLoader(dataset, spec.batch_size, **options), False
+
+    def batches() -> Iterator[list]:
+        nonlocal is_last
         for epoch in itertools.count():
             sampler.set_epoch(epoch)
             for number, batch in enumerate(loader, 1):
-                self.is_new_epoch = number == len(loader)
+                is_last = number == len(loader)
                 yield batch
 
-    def next_batch(self) -> list[Example]:
-        """Return views of the collated tensors."""
-        images, labels = next(self._batches)
+    return _collated(batches(), is_new_epoch=lambda: is_last)
+
+
+def open_overlap_torch(spec: RunSpec, dataset: Any, store: Any, _part: None = None) -> Loader:
+    """Make an ``overlapiter.torch.DataLoader``."""
+    import overlapiter
+
+    kind = Images
+    if spec.loader == "overlap-torch-importing":
+        from bench.loaders.torch_images import TorchImages as kind
+    images = kind(dataset._pairs, spec.root)
+    images = images if store is None else attach(images, store)
+    options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
+    options["staging"] = overlapiter.Staging(spec.staging, source=spec.root)
+    loader = overlapiter.torch.DataLoader(images, **options)
+    return _collated(loader, loader.close, statistics=partial(_numbers, loader))
+
+
+def _collated(batches: Iterable, end: Callable = lambda: None, **told: Callable) -> Loader:
+    """Return what gives views of collated tensors; its ``end`` is called when it is closed."""
+    held = [iter(batches)]  # the only reference: with it the workers end
+
+    def next_batch() -> list[Example]:
+        images, labels = next(held[0])
         return list(zip(images.numpy(), labels.numpy(), strict=True))
 
-    def close(self) -> None:
-        """End the workers."""
-        del self._batches
+    def close() -> None:
+        held.clear()
+        end()
 
-
-class OverlapTorch(Torch):
-    """``overlapiter.torch.DataLoader``."""
-
-    def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
-        import overlapiter
-
-        kind = Images
-        if spec.loader == "overlap-torch-importing":
-            from bench.loaders.torch_images import TorchImages as kind
-        images = kind(dataset._pairs, spec.root)
-        images = images if store is None else attach(images, store)
-        options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
-        options["staging"] = overlapiter.Staging(spec.staging, source=spec.root)
-        self._open(overlapiter.torch.DataLoader(images, **options))
-
-    statistics = Overlap.statistics
-
-    def close(self) -> None:
-        """End the workers."""
-        super().close()
-        self._iterator.close()
+    return Loader(next_batch, close, **told)
 
 
 # --- other loaders of C++ and of threads ----------------------------------------------------------
 
 
-class Dali(Loader):
-    """DALI, whose own worker processes read the files; its threads decode, one for each core."""
+def open_dali(spec: RunSpec, dataset: Any, _store: Any, _part: None = None) -> Loader:
+    """Make a pipeline of DALI's, whose threads decode, one for each core.
 
-    def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
-        from nvidia.dali import fn, types
-        from nvidia.dali.pipeline import Pipeline
+    Its own worker processes read the files, or else one thread, its own reader of files.
+    """
+    from nvidia.dali import fn, types
+    from nvidia.dali.pipeline import Pipeline
 
-        pairs = [dataset._pairs[index] for index in spec.indices()]
-        self._labels = np.array([label for _, label in pairs])
-        self._batch_size, self._n_given = spec.batch_size, 0
-        self._paths = [os.path.join(spec.root, path) for path, _ in pairs]
-        self._pipeline = Pipeline(
-            spec.batch_size,
-            num_threads=len(os.sched_getaffinity(0)),
-            device_id=None,
-            py_num_workers=spec.n_readers,
-            py_start_method="fork",
-            prefetch_queue_depth=2,
-        )
-        with self._pipeline:
-            image = fn.decoders.image(self._encoded(), device="cpu", output_type=types.RGB)
-            floats = fn.cast(image, dtype=types.FLOAT)
-            self._pipeline.set_outputs(fn.transpose(floats, perm=[2, 0, 1]))
-        self._pipeline.build()
+    pairs = [dataset._pairs[index] for index in spec.indices()]
+    labels = iter(np.array([label for _, label in pairs]).reshape(-1, spec.batch_size))
+    paths, ahead = [os.path.join(spec.root, p) for p, _ in pairs], {"prefetch_queue_depth": 4}
+    how = {"device_id": None, "py_start_method": "fork", "py_num_workers": spec.n_readers}
+    how |= {"num_threads": len(os.sched_getaffinity(0)), "prefetch_queue_depth": 2}
+    pipeline = Pipeline(spec.batch_size, **how)
+    with pipeline:
+        if spec.loader == "dali-files":
+            encoded = fn.readers.file(files=paths, **ahead)[0]
+        else:
+            encoded = fn.external_source(source=_Read(paths), parallel=True, batch=False, **ahead)
+        image = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
+        floats = fn.cast(image, dtype=types.FLOAT)
+        pipeline.set_outputs(fn.transpose(floats, perm=[2, 0, 1]))
+    pipeline.build()
+    held = [pipeline]  # the only reference: with it the workers end
 
-    def _encoded(self) -> object:
-        from nvidia.dali import fn
+    def next_batch() -> list[Example]:
+        (images,) = held[0].run()  # valid until the next one only, so they are copied
+        return list(zip(images.as_array().copy(), next(labels), strict=True))
 
-        read = _Read(self._paths)
-        return fn.external_source(source=read, parallel=True, batch=False, prefetch_queue_depth=4)
-
-    def next_batch(self) -> list[Example]:
-        """Return copies: a mini-batch of DALI's is valid until the next one only."""
-        (images,) = self._pipeline.run()
-        labels = self._labels[self._n_given :][: self._batch_size]
-        self._n_given += self._batch_size
-        return list(zip(images.as_array().copy(), labels, strict=True))
-
-    def close(self) -> None:
-        """End the workers."""
-        del self._pipeline
-
-
-class DaliFiles(Dali):
-    """DALI with its own reader of files, one thread."""
-
-    def _encoded(self) -> object:
-        from nvidia.dali import fn
-
-        return fn.readers.file(files=self._paths, prefetch_queue_depth=4)[0]
+    return Loader(next_batch, held.clear)
 
 
 class _Read:
@@ -289,44 +236,31 @@ class _Read:
         return np.fromfile(self._paths[sample.idx_in_epoch % len(self._paths)], np.uint8)
 
 
-class Spdl(Loader):
-    """SPDL, whose threads each call ``dataset[i]``."""
+def open_spdl(spec: RunSpec, dataset: Any, _store: Any, _part: None = None) -> Loader:
+    """Make a pipeline of SPDL's, whose threads each call ``dataset[i]``."""
+    from spdl.pipeline import PipelineBuilder
 
-    def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
-        from spdl.pipeline import PipelineBuilder
-
-        images = Images(dataset._pairs, spec.root)
-        self._pipeline = (
-            PipelineBuilder()
-            .add_source(spec.indices().tolist())
-            .pipe(images.__getitem__, concurrency=spec.n_readers, output_order="input")
-            .aggregate(spec.batch_size)
-            .pipe(_collated)
-            .add_sink(3)
-            .build(num_threads=spec.n_readers)
-        )
-        self._pipeline.start()
-        self._batches = self._pipeline.get_iterator()
-
-    def next_batch(self) -> list[Example]:
-        """Return views of the collated arrays."""
-        return list(zip(*next(self._batches), strict=True))
-
-    def close(self) -> None:
-        """End the threads."""
-        self._pipeline.stop()
+    images, size = Images(dataset._pairs, spec.root), spec.n_readers
+    builder = PipelineBuilder().add_source(spec.indices().tolist())
+    builder.pipe(images.__getitem__, concurrency=size, output_order="input")
+    builder.aggregate(spec.batch_size).pipe(_arrays_of).add_sink(3)
+    pipeline = builder.build(num_threads=size)
+    pipeline.start()
+    batches = pipeline.get_iterator()
+    return Loader(lambda: list(zip(*next(batches), strict=True)), pipeline.stop)
 
 
-def _collated(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
+def _arrays_of(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
     images, labels = zip(*examples, strict=True)
     return np.stack(images), np.array(labels)
 
 
 _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")
-#: What drives each loader.
-ADAPTERS = dict.fromkeys(_OURS, Overlap) | {
-    "slow": Stock, "fast": Stock, "local": Stock, "copy": CopyFirst,
-    "torch": Torch, "torch-local": Torch,
-    "overlap-torch": OverlapTorch, "overlap-torch-staged": OverlapTorch,
-    "overlap-torch-importing": OverlapTorch, "dali": Dali, "dali-files": DaliFiles, "spdl": Spdl,
+#: What opens each loader.
+ADAPTERS: dict[str, Callable[..., Loader]] = dict.fromkeys(_OURS, open_overlap) | {
+    "slow": open_stock, "fast": open_stock, "local": open_stock, "copy": open_copied,
+    "synthetic": open_synthetic, "torch": open_torch, "torch-local": open_torch,
+    "overlap-torch": open_overlap_torch, "overlap-torch-staged": open_overlap_torch,
+    "overlap-torch-importing": open_overlap_torch, "dali": open_dali, "dali-files": open_dali,
+    "spdl": open_spdl,
 }  # fmt: skip

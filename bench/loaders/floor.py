@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from statistics import mean
@@ -20,11 +21,11 @@ from typing import Any
 import numpy as np
 
 from bench.harness.family import MOUNT, cpu_by_kind
-from bench.loaders.checks import fingerprint
-from bench.loaders.files import images_of
-from bench.loaders.spec import RunSpec, result_of_run
-from bench.slow import crossed, slow_store
-from bench.slow.bare_reader import bare_reader, read_all
+from bench.loaders.files import fingerprint, images_of
+from bench.loaders.spec import NOT_MEASURED, RunSpec
+from bench.slow import SlowStore, Store, slow_store
+
+_N_THREADS = 64
 
 
 def run_floor(spec: RunSpec) -> dict:
@@ -41,7 +42,7 @@ def run_floor(spec: RunSpec) -> dict:
             reports = _run_loops(spec)
             read = reading.result()
             cpu = cpu_by_kind()
-        result = {**_result(spec, start, reports, read["end"]), **crossed(store)}
+        result = {**_result(spec, start, reports, read["end"]), **(store.counts() if store else {})}
         result["cpu"]["bare reader"] = {"n_processes": 1, "seconds": read["seconds"]}
         result["cpu"] |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
         return {**result, "statistics": {"bare_reader_seconds": read["end"] - start}}
@@ -67,16 +68,17 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
     cpu_seconds = sum(report["cpu_seconds"] for report in reports)
     n_images = spec.n_batches * spec.batch_size
     n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
-    return result_of_run(
-        wall_seconds=end - start,
-        first_batch_seconds=min(firsts) - start,
-        n_images=n_images,
-        images_per_second=n_images / (end - start),
-        rate_after_first=n_later / max(end - max(firsts), 1e-9),
-        parts={"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
-        cpu={"loop": {"n_processes": n_loops, "seconds": cpu_seconds}},
-        fingerprints=[fingerprints[position] for position in range(spec.n_batches)],
-    )
+    return {
+        **NOT_MEASURED,
+        "wall_seconds": end - start,
+        "first_batch_seconds": min(firsts) - start,
+        "n_images": n_images,
+        "images_per_second": n_images / (end - start),
+        "rate_after_first": n_later / max(end - max(firsts), 1e-9),
+        "parts": {"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
+        "cpu": {"loop": {"n_processes": n_loops, "seconds": cpu_seconds}},
+        "fingerprints": [fingerprints[position] for position in range(spec.n_batches)],
+    }
 
 
 def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
@@ -99,3 +101,31 @@ def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
         check_seconds += time.process_time() - before_check
     cpu_seconds = time.process_time() - cpu_begin - check_seconds
     return {**report, "end": time.monotonic(), "cpu_seconds": cpu_seconds}
+
+
+def bare_reader(store: Store) -> ProcessPoolExecutor:
+    """Return one more process, a fork of this one that is there already, for :func:`read_all`.
+
+    Where the store to read from is emulated, it is installed there.
+    """
+    install = store.install if isinstance(store, SlowStore) else None
+    process = ProcessPoolExecutor(1, get_context("fork"), install)
+    process.submit(os.getpid).result()  # forks now, before anything is timed
+    return process
+
+
+def read_all(root: str, paths: Sequence[str]) -> dict[str, float]:
+    """Read files below the root by 64 threads, in this order, and forget them.
+
+    Returned are when that was done, on the monotonic clock, and the CPU seconds of the process.
+    """
+
+    def read(paths: Sequence[str]) -> None:
+        for path in paths:
+            with open(os.path.join(root, path), "rb", buffering=0) as file:
+                file.read()
+
+    before = time.process_time()
+    with ThreadPoolExecutor(_N_THREADS) as pool:  # a share for each: a task for a file costs CPU
+        list(pool.map(read, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
+    return {"end": time.monotonic(), "seconds": time.process_time() - before}

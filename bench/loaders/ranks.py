@@ -13,17 +13,16 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-import overlapiter
+import overlapiter.mpi
 from bench.harness import isolated
-from bench.harness.files import copy_files
-from bench.harness.launching import YIELDS, launch
-from bench.loaders.adapters import ADAPTERS, Part, Synthetic
+from bench.loaders.adapters import ADAPTERS, Part
+from bench.loaders.files import copy_files
 from bench.loaders.run import data_of, drive
 from bench.loaders.spec import RunSpec
 from bench.slow import SlowStore, slow_store
@@ -31,70 +30,56 @@ from bench.slow.store import OpenRecord
 from overlapiter.node import this_node
 from overlapiter.scatter import ScatteredOrder
 
+#: See :func:`run_ranks`.
+StepOf = Callable[[dict, Any, int], tuple[Callable[[Any, list], float], Callable[[], dict]]]
 _numbers = itertools.count()
 
 
 def run_ranks(
     spec: RunSpec,
-    function: Callable[..., dict | None],
+    step_of: StepOf,
     request: dict,
     n_ranks: int,
     n_nodes: int = 1,
     **environment: str,
 ) -> tuple[list[dict], list[OpenRecord]]:
-    """Run the ranks of a job over a slow store of its own.
+    """Run the ranks of a job over a slow store of its own, with variables of their environment.
 
-    Args:
-        spec: What to run.
-        function: What each rank calls with its request, see :func:`run_rank`.
-        request: What the function is told besides.
-        n_ranks: On each node; 0 if this process is a rank of a job of the user's.
-        n_nodes: Nodes, which are groups of ranks.
-        environment: Variables of the ranks.
+    In each rank ``step_of`` takes the request, with ``spec``, ChainerMN's communicator and the
+    device, and returns what trains on a mini-batch of a loader and gives the loss, and what says
+    more to report. The request may name the ``communicator``. Nodes are groups of so many ranks; of
+    none if this process is a rank of a job of the user's.
 
-    Returns:
-        What each rank reports, which only the first one of a job of the user's gets, and each open
-        of the store if it is emulated.
+    Returned are what each rank reports, which only the first one of a job of the user's gets, and
+    each open of the store if it is emulated.
     """
     staging = Path(spec.staging).with_name(f"staging-{next(_numbers)}")
     spec = replace(spec, staging=str(staging))
     with slow_store(spec) as store:
-        told = {**request, "spec": spec, "store": store}
+        told = {"communicator": "naive", **request, "spec": spec, "store": store}
+        told["step_of"] = step_of
         if n_ranks:
-            launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            found = isolated.call(function, told, launcher, **YIELDS, **environment)
+            launcher = partial(isolated.launch, n_ranks=n_ranks, n_nodes=n_nodes)
+            found = isolated.call(rank, told, launcher, **isolated.YIELDS, **environment)
         else:
-            found = function(told) or {"ranks": []}
+            found = rank(told) or {"ranks": []}
         records = store.records() if isinstance(store, SlowStore) else []
     if spec.local_root:  # a data set is large, and there may be room for one copy alone
         shutil.rmtree(staging, ignore_errors=True)
     return found["ranks"], records
 
 
-def run_rank(
-    request: dict,
-    comm: Any,
-    train: Callable[[Any, list], float],
-    more: Callable[[], dict] = dict,
-    device: int = -1,
-) -> dict | None:
+def rank(request: dict) -> dict | None:
     """Be one rank; all ranks call it at the same time, and the first one gets the result.
 
     The clock runs from before the loader is made until the last mini-batch has been trained on;
-    Python's forkserver is running by then, since it is started before MPI.
-
-    Args:
-        request: See :func:`run_ranks`.
-        comm: ChainerMN's communicator.
-        train: Trains on a mini-batch of a loader and returns the loss.
-        more: What to report besides, from before the workers end.
-        device: On which prepared mini-batches are.
-
-    Returns:
-        ``ranks``, what each reports: ``rank``; ``node``, its name; ``start_seconds`` until the
-        first mini-batch was there; and ``epochs``, as of :func:`bench.loaders.spec.result_of_run`.
+    Python's forkserver is running by then, since it is started before MPI. Each rank reports its
+    node, its epochs as of :func:`bench.loaders.run.drive`, and more.
     """
+    comm = overlapiter.mpi.create_communicator(request["communicator"])
     spec, store, node = request["spec"], request["store"], this_node()
+    device = -1 if request["communicator"] == "naive" else node.local_rank
+    train, more = request["step_of"](request, comm, device)
     spec = replace(spec, staging=os.path.join(spec.staging, node.name))
     os.makedirs(spec.staging, exist_ok=True)
     if spec.is_local and node.local_rank == 0:
@@ -103,15 +88,11 @@ def run_rank(
     comm.mpi_comm.Barrier()
     spec, dataset, emulated = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)
-    part = Part(comm, sampler)
+    part = Part(comm, sampler, device)
+    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, emulated, part))
     if spec.loader == "synthetic":
-        prepared = Synthetic(spec, dataset, part, device)
+        open_loader()  # before the clock starts
     comm.mpi_comm.Barrier()
-
-    def open_loader() -> Any:
-        if spec.loader == "synthetic":
-            return prepared
-        return ADAPTERS[spec.loader](spec, dataset, emulated, part)
 
     def facts() -> dict:
         found = more()

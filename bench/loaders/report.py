@@ -57,6 +57,28 @@ def faults(result: dict) -> list[str]:
     ]
 
 
+def verified(points: list[dict]) -> dict[str, object]:
+    """Compare the mini-batches of every run with those of the floor, or of the runs before it.
+
+    The fingerprints are removed from the points: they have served, and are most of the file.
+    Returned are the number of mini-batches that were compared, and the positions of others in each
+    run; and the same in words if all are alike.
+    """
+    expected: list[int] = []
+    compared, different = 0, {}
+    for point in sorted(points, key=lambda point: point.get("loader") != "floor"):
+        for number, run in enumerate(point["runs"]):
+            found = run.pop("fingerprints")
+            pairs = list(zip(expected, found, strict=False))
+            compared += len(pairs)
+            if wrong := [at for at, (one, other) in enumerate(pairs) if one != other]:
+                different[f"{point['loader']}, run {number}"] = wrong
+            expected += found[len(expected) :]
+    is_alike = compared and not different
+    words = f"{compared} mini-batches compared, all of them alike" if is_alike else ""
+    return {"verified": {"batches": compared, "different": different}, "examples": words}
+
+
 def name_rows(result: dict) -> list[list[str]]:
     """Return what the short names of the points stand for."""
     meanings = {name_of(point): meaning_of(point) for point in result["points"]}

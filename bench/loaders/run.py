@@ -15,39 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness import isolated
-from bench.harness.family import (
-    OTHER,
-    cpu_by_kind,
-    cpu_seconds,
-    descendants,
-    private_bytes_by_kind,
-)
+from bench.harness.family import OTHER, cpu_by_kind, cpu_seconds, descendants, private_bytes_by_kind
 from bench.harness.machine import is_installed
-from bench.loaders.adapters import ADAPTERS
-from bench.loaders.checks import fingerprint
-from bench.loaders.files import Heads, images_of
-from bench.loaders.spec import PACKAGES, RunSpec, result_of_run
-from bench.slow import SlowStore, Store, crossed, slow_store
-from bench.slow.bare_reader import bare_reader, read_all
+from bench.loaders.adapters import ADAPTERS, Loader
+from bench.loaders.files import Heads, fingerprint, images_of
+from bench.loaders.floor import bare_reader, read_all, run_floor
+from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
+from bench.slow import SlowStore, Store, slow_store
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
 _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
 
 
-def run_in_new_process(spec: RunSpec, most_seconds: float | None = None) -> dict:
-    """Do one run in a fresh process and return its result as JSON has it; blocks until it ended."""
-    return isolated.call(run, spec, most_seconds=most_seconds)
-
-
-def run(spec: RunSpec) -> dict:
+def run_loader(spec: RunSpec) -> dict:
     """Do one run in this process."""
     package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader, "chainer")
     if is_installed(package.split(".")[0]):  # a script has imported it before
         importlib.import_module(package)
     if spec.loader in ("floor", "ceiling"):
-        from bench.loaders.floor import run_floor
-
         return run_floor(spec)
     with slow_store(spec) as store, contextlib.ExitStack() as resources:
         spec, dataset, emulated = data_of(spec, store)
@@ -80,65 +65,60 @@ def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None
     return spec, dataset, emulated
 
 
-class _Epochs:
-    """Notes what each epoch took, of which the first one begins when this is made.
+def _mark(store: Store = None, loader: Loader | None = None, position: int = 0) -> dict:
+    """Note after how many mini-batches an epoch ends and the next one starts, and all counters."""
+    end, family = time.monotonic(), descendants(os.getpid())
+    pids = [os.getpid(), *(process.pid for process in family)]
+    counted, crossed = loader.statistics() if loader else {}, store.counts() if store else {}
+    counts = {key: crossed.get(f"store_{key}", 0) for key in ("opens", "bytes")}
+    counts |= {name: counted[name] for name in _COUNTS if name in counted}
+    counts["trainer_cpu_seconds"] = time.process_time()
+    counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids[1:]))
+    # Looking at the processes has taken milliseconds, which are part of no epoch.
+    times = {"end": end, "start": time.monotonic()}
+    return {"position": position, "pids": pids, "counts": counts, **times}
 
-    Attributes:
-        found: Each epoch.
-        waited_seconds: How long the trainer has waited in the epoch but for its mini-batches.
-    """
 
-    def __init__(self, store: Store) -> None:
-        self.found: list[dict] = []
-        self.waited_seconds = 0.0
-        self._store = store
-        used = sum(cpu_seconds(process.pid) for process in descendants(os.getpid()))
-        self._counts = {"workers_cpu_seconds": used, "trainer_cpu_seconds": time.process_time()}
-        self._start = time.monotonic()
-
-    def end(self, loader: Any, taken: list[tuple], losses: list[float]) -> None:
-        """Note what the epoch took, whose mini-batches were awaited so long and had such sizes."""
-        end, family = time.monotonic(), descendants(os.getpid())
-        pids = [os.getpid(), *(process.pid for process in family)]
-        counted, (opens, size) = loader.statistics(), [*crossed(self._store).values()] or (0, 0)
-        counts = {"opens": opens, "bytes": size, "trainer_cpu_seconds": time.process_time()}
-        counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids[1:]))
-        counts |= {name: counted[name] for name in _COUNTS if name in counted}
-        before, self._counts = self._counts, counts
-        waits, sizes = zip(*taken, strict=True)
-        facts = {"start": self._start, "end": end, "seconds": end - self._start, "pids": pids}
-        facts |= {"wait_seconds": self.waited_seconds + sum(waits), "n_images": sum(sizes)}
-        facts |= {"loss": mean(losses)} if losses else {}
-        self.found.append(facts | {k: n - before.get(k, 0) for k, n in counts.items()})
-        self.waited_seconds = 0.0
-        self._start = time.monotonic()  # looking at the processes has taken milliseconds
+def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[dict]:
+    """Return what each epoch took; of each mini-batch the wait for it and its size are given."""
+    found = []
+    for before, after in itertools.pairwise(marks):
+        here = slice(before["position"], after["position"])
+        start, end, waited = before["start"], after["end"], before.get("waited_seconds", 0.0)
+        waits, sizes = zip(*taken[here], strict=True)
+        epoch = {"start": start, "end": end, "seconds": end - start, "pids": after["pids"]}
+        epoch |= {"wait_seconds": sum(waits, waited), "n_images": sum(sizes)}
+        epoch |= {"loss": mean(losses[here])} if losses else {}
+        counts = {key: n - before["counts"].get(key, 0) for key, n in after["counts"].items()}
+        found.append(epoch | counts)
+    return found
 
 
 def drive(
     spec: RunSpec,
-    open_loader: Callable[[], Any],
+    open_loader: Callable[[], Loader],
     store: Store,
     beside: Callable[[], Future] | None = None,
-    train: Callable[[Any, list], float] | None = None,
+    train: Callable[[Loader, list], float] | None = None,
     at_end: Callable[[], dict] = dict,
 ) -> dict:
     """Time one loader from its constructor to the last mini-batch.
 
     Args:
         spec: What to do.
-        open_loader: Makes the adapter of the loader.
+        open_loader: Makes the loader.
         store: The slow store, for what has crossed it.
         beside: Begins to read a part of the data set in each epoch after the first, which ends when
             that is done, too.
-        train: Takes the adapter and each mini-batch, and returns the loss.
+        train: Takes the loader and each mini-batch, and returns the loss.
         at_end: Called before the loader is closed; what it returns is a part of the result.
     """
     taken, fingerprints, reads, losses = [], [], [], []
     reading: Future | None = None
-    epochs, cpu_start, start = _Epochs(store), time.process_time(), time.monotonic()
+    marks, cpu_start, start = [_mark()], time.process_time(), time.monotonic()
     loader = open_loader()
-    epochs.waited_seconds = constructor_seconds = time.monotonic() - start
-    first_delivered, first = 0.0, 0
+    marks[0]["waited_seconds"] = constructor_seconds = time.monotonic() - start
+    first_delivered = 0.0
     for position in itertools.count(1):
         asked = time.monotonic()
         batch = loader.next_batch()
@@ -154,12 +134,11 @@ def drive(
             time.sleep(spec.compute_seconds)
         if spec.seconds:
             reads.append((delivered - start, loader.statistics()["reads_in_flight"]))
-        if spec.n_epochs and loader.is_new_epoch:
+        if spec.n_epochs and loader.is_new_epoch():
             if reading:
                 reading.result()
-            epochs.end(loader, taken[first:], losses[first:])
-            first = position
-            if len(epochs.found) == spec.n_epochs:
+            marks.append(_mark(store, loader, position))
+            if len(marks) > spec.n_epochs:
                 break
             if beside:
                 reading = beside()
@@ -169,22 +148,24 @@ def drive(
     trainer = {"n_processes": 1, "seconds": time.process_time() - cpu_start}
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
     waits, sizes = zip(*taken, strict=True)
-    result = result_of_run(
-        wall_seconds=delivered - start,
-        first_batch_seconds=first_delivered - start,
-        n_images=sum(sizes),
-        images_per_second=sum(sizes) / (delivered - start),
-        rate_after_first=sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
-        parts=loader.parts(start, delivered),
-        statistics=loader.statistics(),
-        cpu={**cpu_by_kind(unnamed), "trainer": trainer},
-        private_bytes=private_bytes_by_kind(unnamed),
-        fingerprints=fingerprints,
-        constructor_seconds=constructor_seconds,
-        waits_seconds=waits,
-        epochs=epochs.found,
-        reads_in_flight=reads,
-    )
+    result = {
+        **NOT_MEASURED,
+        "wall_seconds": delivered - start,
+        "first_batch_seconds": first_delivered - start,
+        "n_images": sum(sizes),
+        "images_per_second": sum(sizes) / (delivered - start),
+        "rate_after_first": sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
+        "parts": loader.parts(start, delivered),
+        "statistics": loader.statistics(),
+        "cpu": {**cpu_by_kind(unnamed), "trainer": trainer},
+        "private_bytes": private_bytes_by_kind(unnamed),
+        "fingerprints": fingerprints,
+        "constructor_seconds": constructor_seconds,
+        "waits_seconds": waits,
+        "epochs": _epochs(marks, taken, losses),
+        "reads_in_flight": reads,
+    }
     more, batch, closing = at_end(), None, time.monotonic()
     loader.close()
-    return {**result, **more, "finalize_seconds": time.monotonic() - closing, **crossed(store)}
+    more["finalize_seconds"] = time.monotonic() - closing
+    return {**result, **more, **(store.counts() if store else {})}

@@ -8,12 +8,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from bench.harness.files import copy_files, read_files, read_pairs
-from bench.harness.isolated import RunFailedError
+from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
-from bench.loaders.checks import verified
-from bench.loaders.run import run_in_new_process
+from bench.loaders.files import copy_files, read_files, read_pairs
+from bench.loaders.report import verified
+from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import build
@@ -23,13 +23,9 @@ _ROOM_BYTES = 5 * 10**9
 
 
 class MountOptions(CommonOptions):
-    """Where the images are, and how slow a store is that is no real one.
+    """Where the images are, and how slow a store is that is no real one."""
 
-    Attributes:
-        most_seconds: How long a run may take, None for any time; no argument of the command.
-    """
-
-    most_seconds = None
+    most_seconds = None  # that a run may take, None for any time; no argument of the command
     pairs: Path | None = option(None, "list file of 'path label' lines (made images)")
     root: Path | None = option(None, "folder of the files of --pairs, on the local disk")
     source: Path | None = option(None, "their folder on a real slow store: no emulation")
@@ -72,9 +68,7 @@ def prepare(
 ) -> tuple[RunSpec, dict[str, str]]:
     """Make the images or find them; blocks until they are all there.
 
-    Returns:
-        What all runs have in common, with a scratch folder on the local disk; and what a result
-        says of ``data`` and ``store``.
+    Returned are what all runs have in common, and what a result says of ``data`` and ``store``.
     """
     local, data = "", f"{n_examples} files of the user's own"
     if options.pairs:
@@ -90,6 +84,7 @@ def prepare(
         data = f"{n_examples} different JPEG files of {kilobytes}"
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
     store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s"
+    store = "slow store given by the user" if options.source else store
     spec = RunSpec(
         "overlap",
         str(pairs),
@@ -103,10 +98,7 @@ def prepare(
         batch_size=options.batch_size,
         seed=options.seed,
     )
-    return spec, {
-        "data": data,
-        "store": "slow store given by the user" if options.source else store,
-    }
+    return spec, {"data": data, "store": store}
 
 
 def capacity_of(spec: RunSpec, fraction: float) -> int:
@@ -124,7 +116,7 @@ def prepare_local(specs: list[RunSpec]) -> None:
         copy_files(longest.paths(), longest.root, longest.local, n_streams=16)
     if staged := [spec for spec in specs if spec.loader.endswith("-staged")]:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
-        run_in_new_process(dataclasses.replace(staged[0], **fast))
+        isolated.call(run_loader, dataclasses.replace(staged[0], **fast))
 
 
 def fresh(spec: RunSpec) -> RunSpec:
@@ -146,7 +138,7 @@ def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
     read_files(spec.paths(), spec.local if spec.is_local else spec.root)
-    return run_in_new_process(spec, most_seconds)
+    return isolated.call(run_loader, spec, most_seconds=most_seconds)
 
 
 def run_points(
@@ -154,17 +146,11 @@ def run_points(
 ) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
-    What they delivered in a fixed order is compared.
-
-    Args:
-        options: Of the benchmark. The points of runs that fail, or take longer than its
-            ``most_seconds``, are removed from ``points`` and named under ``failed``. With None, one
-            failure ends the benchmark.
-        scratch: An empty folder on the fast disk.
-        points: The lines of the table. What of a point has a name of ``RunSpec`` is asked for, and
-            ``room``, the part of the data set that may be staged.
-        n_examples: Of the data set.
-        usual: What is the same for all points that say nothing else.
+    What of a point has a name of ``RunSpec`` is asked for, ``room`` is the part of the data set
+    that may be staged, and what is usual is the same for all points that say nothing else. What
+    they delivered in a fixed order is compared. If runs may take at most some seconds, the points
+    of those that fail or take longer are removed and named under ``failed``; else one failure ends
+    the benchmark.
     """
     base, facts = prepare(options, scratch, n_examples)
     names = {field.name for field in dataclasses.fields(RunSpec)}
@@ -184,7 +170,7 @@ def run_points(
     def run(point: dict) -> dict:
         try:
             return {} if name_of(point) in failed else run_once(specs[id(point)], most_seconds)
-        except RunFailedError as error:
+        except isolated.RunFailedError as error:
             if most_seconds is None:
                 raise
             failed[name_of(point)] = str(error)

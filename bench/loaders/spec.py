@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.harness.files import read_pairs
+from bench.loaders.files import read_pairs
 
 #: What each name of a loader means, for tables and figures.
 LOADERS = {
@@ -115,35 +115,8 @@ PARTS = {
     "fetch": "fetch data",
     "others": "others",
 }
-
-
-def result_of_run(**measured: object) -> dict[str, object]:
-    """Return what one run measured, as JSON has it; what was not measured is 0, None or empty.
-
-    All times are in seconds.
-
-    Args:
-        measured: ``wall_seconds``, from the constructor to the delivery of the last mini-batch,
-            ``first_batch_seconds``, to that of the first one, ``constructor_seconds``, and
-            ``finalize_seconds``, for ending all processes; ``n_images`` delivered,
-            ``images_per_second``, all included, and ``rate_after_first``, from the first mini-batch
-            on; ``waits_seconds`` in each ``next()``; ``fingerprints`` of each mini-batch in a fixed
-            order; ``reads_in_flight`` of a run of some seconds: for each mini-batch when it was
-            delivered, and how many were allowed; ``statistics`` of the loader itself.
-            ``parts`` of the mean file reader process, by :data:`PARTS`: until it begins to wait for
-            its first index list, waiting for one, inside ``dataset[i]``, and the rest until the
-            last mini-batch was delivered; None where the loader cannot be observed.
-            ``epochs``, each with what follows, the first one with the start: ``start`` and ``end``
-            on the clock of the machine, ``seconds``; ``opens`` and ``bytes`` of the slow store by
-            all processes, with what is read ahead of the trainer meanwhile; ``n_images``;
-            ``wait_seconds`` in ``next()``, and at first in the constructor; the mean ``loss`` where
-            something is trained; ``trainer_cpu_seconds``, ``workers_cpu_seconds`` and ``pids`` of
-            this process and all below it; and, of a loader that counts them, ``opens_staged``,
-            ``opens_source``, ``files_staged`` and ``bytes_staged``.
-            ``store_opens``, ``store_bytes`` of the whole run, None where nothing counts them.
-            ``cpu`` by kind of process, what :func:`bench.harness.family.cpu_by_kind` finds before
-            ``finalize``, and the ``seconds`` of the trainer, all of its threads within the wall;
-            ``private_bytes`` of each process, by kind.
-    """
-    nothing = {"store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {}}
-    return {**nothing, "waits_seconds": [], "epochs": [], "reads_in_flight": [], **measured}
+#: What a run reports that does not measure these; see bench/results/README.md for all of it.
+NOT_MEASURED: dict[str, object] = {
+    "store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {},
+    "waits_seconds": [], "epochs": [], "reads_in_flight": [],
+}  # fmt: skip

@@ -13,9 +13,9 @@ Store = SlowStore | SlowMount | None
 def slow_store(spec: Any) -> contextlib.AbstractContextManager[Store]:
     """Make the root of a run slow within a ``with`` block, as its ``kind_of_store`` says.
 
-    An emulated store is not installed yet. Of a store that is given, the block gets None. The files
-    are to be read below the ``root`` of what it gets. A mount is made beside the staging directory:
-    so it is the same for all runs over one.
+    The block gets None of a store that is given, else what the files are to be read below the
+    ``root`` of. An emulated store is not installed yet. A mount is made beside the staging
+    directory: so it is the same for all runs over one.
     """
     numbers = (spec.open_seconds, spec.bytes_per_second)
     if spec.kind_of_store == "given":
@@ -25,9 +25,3 @@ def slow_store(spec: Any) -> contextlib.AbstractContextManager[Store]:
     place = Path(spec.staging).with_name("mount")
     place.mkdir(parents=True, exist_ok=True)
     return SlowMount(spec.root, place, *numbers, spec.stat_seconds)
-
-
-def crossed(store: Store) -> dict[str, int]:
-    """Return what has crossed the slow store so far, where something counts it."""
-    counts = store.counts() if store else {}
-    return {f"store_{key.split('_')[0]}": counts[key] for key in ("opens", "bytes_read") if counts}

@@ -1,12 +1,4 @@
-"""A real mount that is slow: a FUSE file system shows a directory as a shared store would.
-
-It is ``slowfs.c`` beside this file, which is compiled when it is needed. Unlike
-:mod:`bench.slow.store`, which emulates a slow store inside ``open`` of Python, it is slow for every
-reader, those in C included, and costs what a file system costs::
-
-    with SlowMount("/data/photographs", "/tmp/mount") as mount:
-        ...  # read below mount.root
-        print(mount.counts())
+"""A real mount that is slow: a FUSE file system, ``slowfs.c``, compiled when it is needed.
 
 It needs ``/dev/fuse``, a C compiler and libfuse 3, and root or ``fusermount3``.
 """
@@ -28,10 +20,9 @@ _SOURCE = Path(__file__).with_name("slowfs.c")
 _PLACE = CHECKOUT / ".cache/bench"
 _ATTRIBUTE = "user.slowfs"
 _END_SECONDS = 10.0
-_ADVICE = (
+_INSTALL = (
     "install what is missing (Debian, Ubuntu: apt install gcc pkg-config fuse3 libfuse3-dev; "
-    "Fedora: dnf install gcc pkgconf fuse3 fuse3-devel), or measure with the emulated store, "
-    "--mount emulated"
+    "Fedora: dnf install gcc pkgconf fuse3 fuse3-devel)"
 )
 
 
@@ -39,17 +30,26 @@ class MountUnavailableError(OptionsError):
     """A FUSE file system cannot be built or mounted here. The message says what to do."""
 
 
+def _unavailable(what: str, to_do: str = _INSTALL) -> MountUnavailableError:
+    words = f"{what}; {to_do}, or measure with the emulated store, --mount emulated"
+    return MountUnavailableError(words)
+
+
 class SlowMount(contextlib.AbstractContextManager):
     """A read-only view of the files of a directory, mounted from :meth:`__enter__` on.
+
+    Unlike :class:`bench.slow.store.SlowStore`, it is slow for every reader, those in C included,
+    and costs what a file system costs::
+
+        with SlowMount("/data/photographs", "/tmp/mount") as mount:
+            ...  # read below mount.root
+            print(mount.counts())
 
     Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
     A file that is opened again is read again from the mount. A look-up of a name and a ``stat``
     wait ``stat_seconds`` where the kernel does not know the answer, which it does for a minute.
-    Its server is a child of this process, named ``slowfs``, and ends with it.
-
-    Args:
-        source: The directory that is shown, on a fast disk; not to be changed meanwhile.
-        root: The mount point, an empty directory.
+    Its server is a child of this process, named ``slowfs``, and ends with it. The source is not to
+    be changed meanwhile, and the root, where it is mounted, an empty directory.
     """
 
     def __init__(
@@ -69,20 +69,16 @@ class SlowMount(contextlib.AbstractContextManager):
         return {**vars(self), "_server": None}  # for other processes, which do not end it
 
     def __enter__(self) -> SlowMount:
-        """Mount; blocks until it is there.
-
-        Raises:
-            MountUnavailableError: The server cannot be built, or mount.
-        """
+        """Mount; blocks until it is there, or raises a MountUnavailableError."""
         command, pipe = [build(), *self._arguments], subprocess.PIPE
         self._server = subprocess.Popen(command, stdout=pipe, text=True, start_new_session=True)
         if self._server.stdout.readline() != "mounted\n":
             self.close()
-            raise MountUnavailableError(f"nothing can be mounted at {self.root}; {_ADVICE}")
+            raise _unavailable(f"nothing can be mounted at {self.root}")
         return self
 
     def counts(self) -> dict[str, int]:
-        """Return ``opens`` and ``bytes_read`` since it was mounted."""
+        """Return ``store_opens`` and ``store_bytes`` since it was mounted."""
         return json.loads(os.getxattr(self.root, _ATTRIBUTE))
 
     def __exit__(self, *_exc_info: object) -> None:
@@ -101,10 +97,8 @@ class SlowMount(contextlib.AbstractContextManager):
 def build() -> str:
     """Return the path of the server, compiled unless it has been before; takes a second."""
     if not os.path.exists("/dev/fuse"):
-        raise MountUnavailableError(
-            "there is no /dev/fuse here: load the kernel's module fuse (modprobe fuse), or give "
-            "the container that device; or measure with the emulated store, --mount emulated"
-        )
+        device = "load the kernel's module fuse (modprobe fuse), give the container that device"
+        raise _unavailable("there is no /dev/fuse here", device)
     run = partial(subprocess.run, check=True, capture_output=True, text=True)
     try:
         flags = run(["pkg-config", "--cflags", "--libs", "fuse3"]).stdout.split()
@@ -117,6 +111,5 @@ def build() -> str:
             run(["cc", *words, "-o", str(unfinished)])
             unfinished.replace(program)
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", "")
-        raise MountUnavailableError(f"{error}; {_ADVICE}\n{said}") from error
+        raise _unavailable(f"{getattr(error, 'stderr', '')}{error}") from error
     return str(program)

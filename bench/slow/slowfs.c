@@ -300,7 +300,7 @@ static void on_getxattr(fuse_req_t request, fuse_ino_t number, const char *name,
         return;
     }
     int length = snprintf(
-        text, sizeof text, "{\"opens\": %lu, \"bytes_read\": %lu}",
+        text, sizeof text, "{\"store_opens\": %lu, \"store_bytes\": %lu}",
         __atomic_load_n(&opens, __ATOMIC_RELAXED), __atomic_load_n(&bytes_read, __ATOMIC_RELAXED)
     );
     if (size == 0)

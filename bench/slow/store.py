@@ -1,26 +1,4 @@
-"""An emulated slow shared store, at the level of reading files, without any privilege.
-
-A :class:`SlowStore` makes every ``open`` for reading below its root wait as a loaded parallel
-file system would let it wait::
-
-    store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
-    dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
-    with store.installed():           # and in this process (and those forked from it)
-        ...
-    print(store.opens, store.bytes_read, store.opens_by_path())
-
-Each open waits ``open_seconds``; these waits overlap, between threads as well as between processes.
-All processes and threads of the machine that use the same store, or a pickled copy of it, share
-``bytes_per_second``, first come, first served. Both are paid by one sleep inside ``open``: the
-transfer time of the whole file is reserved there, and an ordinary file object comes back, whose
-reads cost nothing extra. ``os.open``, ``os.stat`` and directory listings are not delayed, nor are C
-libraries that open files by themselves.
-
-Each successful open is a record in a log that all processes share. A record lies within one memory
-page and is written by one system call, so the log is exact, also when processes are killed at any
-moment. When the last file is ready says until when the store is busy. The log is memory without a
-name: it is gone when the last process that uses it is, however that ends.
-"""
+"""An emulated slow shared store, at the level of reading files, without any privilege."""
 
 from __future__ import annotations
 
@@ -56,19 +34,12 @@ _lock = threading.RLock()
 
 
 class OpenRecord(NamedTuple):
-    """One open that crossed the slow store.
+    """One open that crossed the slow store."""
 
-    Attributes:
-        ready_seconds: When the file was ready to read, on the machine's monotonic clock.
-        size_bytes: Size of the file, all of which was charged.
-        pid: The process that opened it.
-        path: Path relative to the root; only its last 234 bytes if it is longer.
-    """
-
-    ready_seconds: float
-    size_bytes: int
-    pid: int
-    path: str
+    ready_seconds: float  # when the file was ready to read, on the machine's monotonic clock
+    size_bytes: int  # of the file, all of which was charged
+    pid: int  # of the process that opened it
+    path: str  # relative to the root; only its last 234 bytes if it is longer
 
 
 class _SlowOpen:
@@ -106,9 +77,28 @@ class _SlowOpen:
 class SlowStore(contextlib.AbstractContextManager):
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
-    Nothing is slow until :meth:`install` is called in a process. A pickled store is the same one
-    wherever it is unpickled; the process that made it has to live then. After :meth:`close`, or
-    once it is garbage-collected, it goes on working in the other processes.
+    Where it is installed, every ``open`` for reading below its root waits as a loaded parallel file
+    system would let it wait::
+
+        store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
+        dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
+        with store.installed():           # and in this process (and those forked from it)
+            ...
+        print(store.opens, store.bytes_read, store.opens_by_path())
+
+    Each open waits ``open_seconds``; these waits overlap, between threads as well as between
+    processes. All processes and threads of the machine that use the same store, or a pickled copy
+    of it, share ``bytes_per_second``, first come, first served. Both are paid by one sleep inside
+    ``open``: the transfer time of the whole file is reserved there, and an ordinary file object
+    comes back, whose reads cost nothing extra. ``os.open``, ``os.stat`` and directory listings are
+    not delayed, nor are C libraries that open files by themselves.
+
+    Each successful open is a record in a log that all processes share. A record lies within one
+    memory page and is written by one system call, so the log is exact, also when processes are
+    killed at any moment. When the last file is ready says until when the store is busy. The log is
+    memory without a name: it is gone when the last process that uses it is, however that ends. The
+    process that made the store has to live when a pickled copy is unpickled; after :meth:`close`,
+    or once the store is garbage-collected, it goes on working in the other processes.
 
     Args:
         root: The directory that is slow; it need not exist yet.
@@ -148,7 +138,12 @@ class SlowStore(contextlib.AbstractContextManager):
 
     def __reduce__(self) -> tuple:
         numbers = (self.open_seconds, self.bytes_per_second)
-        return _unpickled, (type(self), self.root, *numbers, self._log)
+        return self._unpickled, (self.root, *numbers, self._log)
+
+    @classmethod
+    def _unpickled(cls, *arguments: object) -> SlowStore:
+        with _lock:
+            return _stores.get(arguments[-1]) or cls(*arguments)
 
     # -- being slow ---------------------------------------------------------------------------
 
@@ -210,7 +205,7 @@ class SlowStore(contextlib.AbstractContextManager):
         if left > 0:
             time.sleep(left)
 
-    # -- counting, since the last reset -------------------------------------------------------
+    # -- counting ------------------------------------------------------------------------------
 
     @property
     def opens(self) -> int:
@@ -237,13 +232,8 @@ class SlowStore(contextlib.AbstractContextManager):
         return Counter(record.path for record in self.records())
 
     def counts(self) -> dict[str, int]:
-        """Return opens and bytes read, under the names that a mount has for them."""
-        return {"opens": self.opens, "bytes_read": self.bytes_read}
-
-    def reset(self) -> None:
-        """Forget all counts, for all processes, and make the store idle."""
-        with self._locked():
-            os.ftruncate(self._fd, 0)
+        """Return opens and bytes read, as those of a mount."""
+        return {"store_opens": self.opens, "store_bytes": self.bytes_read}
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -264,11 +254,6 @@ class SlowStore(contextlib.AbstractContextManager):
     def __exit__(self, *_exc_info: object) -> None:
         """Close the store, which :meth:`__enter__` did not install."""
         self.close()
-
-
-def _unpickled(kind: type[SlowStore], *arguments: object) -> SlowStore:
-    with _lock:
-        return _stores.get(arguments[-1]) or kind(*arguments)
 
 
 def _renew_lock_after_fork() -> None:
@@ -300,11 +285,7 @@ class _Carried:
 
 
 def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
-    """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled.
-
-    Raises:
-        AttributeError: Objects of this class cannot have additional attributes.
-    """
+    """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled."""
     carrier = copy.copy(dataset)
     carrier._slow_store = _Carried(store)  # type: ignore[attr-defined]
     return carrier

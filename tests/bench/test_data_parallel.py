@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.claims import data_parallel as training
-from bench.harness.isolated import CHECKOUT
-from bench.harness.launching import launch
+from bench.harness.isolated import CHECKOUT, launch
 from bench.harness.turns import take_turns
 from bench.slow.store import OpenRecord
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC

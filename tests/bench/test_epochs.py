@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.claims import epoch_times, misses_measured
-from bench.harness import claim
-from bench.loaders.run import run_in_new_process
+from bench.harness import claim, isolated
+from bench.loaders.run import run_loader
 from bench.loaders.sources import capacity_of
 from bench.loaders.spec import RunSpec
 from tests.bench.mounts import needs_fuse
@@ -23,7 +23,7 @@ def epochs_of(image_folder: Path, tmp_path: Path, **others: object) -> dict:
     usual = {"n_examples": N_FILES, "batch_size": 4, "n_epochs": 2, "n_readers": 1, "order": "own"}
     usual |= {"open_seconds": 0.001, "bytes_per_second": 1e9, "loader": "overlap"}
     spec = RunSpec(**{**usual, **others}, pairs=pairs, root=root, staging=str(tmp_path / "s"))
-    return run_in_new_process(spec)
+    return isolated.call(run_loader, spec)
 
 
 @pytest.mark.parametrize(

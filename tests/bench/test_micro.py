@@ -6,7 +6,7 @@ import pytest
 
 from bench.claims import gpu, in_memory
 from bench.harness import claim, isolated
-from bench.loaders.run import run_in_new_process
+from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
 from bench.photographs import make_photographs
 
@@ -28,7 +28,7 @@ def test_the_memory_of_every_kind_of_process_is_measured_over_a_list_of_any_leng
     made = make_photographs(tmp_path / "images", 4)
     pairs, root, staging = str(made.root / "pairs.txt"), str(made.root), str(tmp_path / "staging")
     spec = RunSpec(loader, pairs, 100, root, staging, order="own", n_batches=3, n_readers=3)
-    found = run_in_new_process(spec)["private_bytes"]
+    found = isolated.call(run_loader, spec)["private_bytes"]
     assert {"reader", "trainer"} <= set(found)
     assert 1 <= len(found["reader"]) <= 3
     assert min(min(sizes) for sizes in found.values()) > 0

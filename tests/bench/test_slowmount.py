@@ -82,7 +82,7 @@ def test_reads_share_the_bandwidth(source, tmp_path):
                 list(pool.map(lambda file: file.read(), (one, other)))
             # The second finds in the page cache what the first has brought, at the best.
             assert time.monotonic() - start > 0.09
-        assert mount.counts()["bytes_read"] >= 300_000
+        assert mount.counts()["store_bytes"] >= 300_000
 
 
 @needs_fuse
@@ -106,7 +106,7 @@ def test_it_counts_what_crosses_it(mount):
         for _ in range(n_times):
             Path(mount.root, name).read_bytes()
     counts = mount.counts()
-    assert counts == {"opens": 3, "bytes_read": 300_000 + 2 * len("file 3")}
+    assert counts == {"store_opens": 3, "store_bytes": 300_000 + 2 * len("file 3")}
 
 
 @needs_fuse

@@ -9,12 +9,13 @@ import pytest
 
 from bench import plan
 from bench.__main__ import main
-from bench.harness import claim, documents
+from bench.harness import claim
+from bench.harness.options import NotPossibleError
 
 
-@pytest.mark.parametrize("path", documents.documents(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", plan.documents(), ids=lambda path: path.name)
 def test_each_table_is_that_of_its_json_file(path):
-    assert documents.renewed(path.read_text()) == path.read_text(), "run python -m bench tables"
+    assert plan.renewed(path.read_text()) == path.read_text(), "run python -m bench tables"
 
 
 @pytest.mark.parametrize("path", sorted(claim.RESULTS.glob("*.json")), ids=lambda path: path.stem)
@@ -33,10 +34,10 @@ def test_a_table_stands_between_two_comments(tmp_path, monkeypatch):
     (tmp_path / "a.json").write_text(json.dumps({"benchmark": "pipeline", "targets": targets}))
     monkeypatch.setattr(claim, "RESULTS", tmp_path)
     text = "Before.\n<!-- table: a.json targets -->\nold\n<!-- end of table -->\nAfter.\n"
-    lines = documents.renewed(text).splitlines()
+    lines = plan.renewed(text).splitlines()
     assert lines[4] == "| speed | 0.95 | [0.91, 1.00] | 0.90 | met |"
     assert (lines[0], lines[-1]) == ("Before.", "After.")
-    assert documents.renewed(documents.renewed(text)) == documents.renewed(text)
+    assert plan.renewed(plan.renewed(text)) == plan.renewed(text)
 
 
 @pytest.mark.parametrize("experiment", plan.EXPERIMENTS, ids=lambda experiment: experiment.name)
@@ -65,13 +66,14 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
     asked = []
 
     def run(name, arguments):
+        if name == left_out:
+            raise NotPossibleError("there is no GPU")
         asked.append(arguments)
         if name == "evicting":
             raise OSError("no disk")
         return 0
 
     monkeypatch.setattr(claim, "run", run)
-    monkeypatch.setattr("bench.claims.gpu.is_possible", lambda: left_out is None)
     assert main(["--all", "--into", str(tmp_path), "--repeats", "1"]) == 1
     paths = [
         str(tmp_path / f"{each.name}.json") for each in plan.EXPERIMENTS if each.name != left_out

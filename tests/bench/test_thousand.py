@@ -9,12 +9,11 @@ import os
 import pytest
 
 from bench.claims import thousand
-from bench.harness import claim
-from bench.harness.files import read_pairs
-from bench.loaders.checks import verified
+from bench.harness import claim, isolated
+from bench.loaders.files import read_pairs
 from bench.loaders.floor import run_floor
-from bench.loaders.report import ratio
-from bench.loaders.run import run_in_new_process
+from bench.loaders.report import ratio, verified
+from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
 
 OPEN_SECONDS = 0.002
@@ -53,7 +52,7 @@ def arguments(image_folder, tmp_path) -> list[str]:
 
 @pytest.mark.parametrize("loader", ["slow", "fast", "copy", "floor", "overlap"])
 def test_a_run_reports_where_the_time_of_the_readers_went(spec, loader):
-    result = run_in_new_process(dataclasses.replace(spec, loader=loader))
+    result = isolated.call(run_loader, dataclasses.replace(spec, loader=loader))
     parts = result["parts"].values()
     # Where the machine is busy, one of our two readers may not have begun by the end.
     share = 0.35 if loader == "overlap" else 0.75

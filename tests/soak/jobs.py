@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from bench.harness.family import send, workers
-from bench.harness.isolated import CHECKOUT, Program, call
-from bench.harness.launching import launch
+from bench.harness.isolated import CHECKOUT, Program, call, launch
 from tests.soak import watch
 from tests.soak.rank import BATCH_SIZE, N_RANKS, Board, Row, make_files, train
 from tests.support.leftovers import MARK, marked, memory_files, new_shared_memory
