@@ -138,6 +138,23 @@ def test_each_command_has_examples_json_and_documented_exit_codes(
     assert f"`{name}`" in codes or name == "completion"
 
 
+# In the place of the benchmarks: says how it was started.
+SAYING = "import os, sys; print(os.getpid(), os.getcwd(), *sys.argv[1:])"
+
+
+def test_a_benchmark_takes_the_place_of_the_command_so_that_signals_are_its_own(tmp_path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
+    (tmp_path / "bench" / "__main__.py").write_text(SAYING)
+    words = command("bench", "--json", "some", "--out", "own.json")
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        said, _ = process.communicate(timeout=100)
+    assert said == f"{process.pid} {tmp_path} some --out own.json --json\n"
+    assert process.returncode == 0
+
+
 def test_benchmarks_and_completion_speak_to_machines() -> None:
     listed = json.loads(overlapiter("bench", "--list", "--json").stdout)
     assert any(line.split()[:1] == ["thousand"] for line in listed["lines"])
