@@ -118,7 +118,8 @@ class _Report:
 
 
 def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:
-    sources = chosen(inventory, arguments.source, storage_options(arguments))
+    options = storage_options(arguments)
+    sources = chosen(inventory, arguments.source, options, arguments.timeout)
     before = inventory.accounts()
     with contextlib.ExitStack() as stack:
         store = None

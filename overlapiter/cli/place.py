@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +19,8 @@ from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
-from .origins import storage_options
+from .crew import answered
+from .origins import TIMEOUT_SECONDS, storage_options
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -111,7 +113,12 @@ def named(inventory: Inventory, arguments: argparse.Namespace) -> list[Source]:
     return chosen(inventory, arguments.source, storage_options(arguments))
 
 
-def chosen(inventory: Inventory, source: str | None, options: Mapping[str, object]) -> list[Source]:
+def chosen(
+    inventory: Inventory,
+    source: str | None,
+    options: Mapping[str, object],
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Source]:
     """Return the source roots of which files are staged.
 
     Where nothing is staged of them any more, they are those of which files were.
@@ -120,14 +127,15 @@ def chosen(inventory: Inventory, source: str | None, options: Mapping[str, objec
         inventory: What is staged.
         source: The only one, if it is named.
         options: Of a URL that is named, to tell the stores apart in which it may lie.
+        timeout_seconds: How long the source may take to answer.
 
     Raises:
-        CommandError: There is none.
+        CommandError: There is none, or the source does not answer.
     """
     found = inventory.sources()
     wanted = None if source is None else source_root(source)
     if wanted is not None and wanted not in {each.root for each in found} and not is_url(wanted):
-        wanted = os.path.realpath(wanted)
+        wanted = answered(wanted, functools.partial(os.path.realpath, wanted), timeout_seconds)
     matching = [each for each in found if wanted in (None, each.root)]
     if wanted is not None and is_url(wanted) and options:
         from overlapiter.origins.remote import place_of  # and with it fsspec, for URLs alone

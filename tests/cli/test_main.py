@@ -15,7 +15,15 @@ import pytest
 from overlapiter.cli import console
 from overlapiter.cli.main import COMMANDS, main
 
-from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter, run, stage
+from .commands import (
+    ENVIRONMENT,
+    REPOSITORY,
+    command,
+    hanging_command,
+    overlapiter,
+    run,
+    stage,
+)
 
 COMMANDS_PAGE = (REPOSITORY / "docs/commands.md").read_text()
 # In the place of a module of which a command needs much, and which takes long to import.
@@ -90,6 +98,23 @@ def test_each_command_that_works_on_a_directory_speaks_to_machines(source, tmp_p
     ):
         lines = overlapiter(*words, "--json").stdout.splitlines()
         assert expected in json.loads(lines[0]).items(), lines
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor", "--to", "{}"),
+        *[("ls", "{}"), ("check", "{}"), ("evict", "{}", "--all"), ("export", "{}", "{}-too")],
+    ],
+)
+def test_a_source_that_gives_no_answer_ends_each_command(source, fast, listing, words) -> None:
+    stage(listing, "--source", source, "--to", fast)
+    link = source.with_name("link")  # what is staged is known by the name of what it leads to
+    link.symlink_to(source)
+    words = [word.format(fast) for word in words]
+    done = run(hanging_command([link], *words, "--source", link, timeout_seconds=0.5))
+    assert done.returncode == 1
+    assert f"{link}: no answer for 0.5 s; see whether it is mounted" in done.stderr
 
 
 def test_progress_counts_bytes_only_where_there_are_any(monkeypatch, capsys) -> None:
