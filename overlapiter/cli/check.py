@@ -132,7 +132,7 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
                 )
             stack.enter_context(recorded(store, dict))
         for source in sources:
-            _check_files(_Verifier(inventory, source, arguments), store, report)
+            _check_files(_Verifier(inventory, source, options, arguments), store, report)
         report.begin(inventory.directory)
         _check_segments(inventory, before, store, report)
 
@@ -197,8 +197,14 @@ def _is_mounted(root: str) -> bool:
 class _Verifier:
     """Compares the staged files of a ``source`` with their checksums and their sources."""
 
-    def __init__(self, inventory: Inventory, source: Source, arguments: argparse.Namespace) -> None:
-        n_reads, options = arguments.reads_in_flight, storage_options(arguments)
+    def __init__(
+        self,
+        inventory: Inventory,
+        source: Source,
+        options: dict[str, object],
+        arguments: argparse.Namespace,
+    ) -> None:
+        n_reads = arguments.reads_in_flight
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
