@@ -27,6 +27,7 @@ _LOOK_SECONDS = 0.25
 _AHEAD = 2
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
+_NO_THREAD = "no thread can be started; raise the limit of processes (ulimit -u)"
 
 #: Some files that are worked on together, by their paths.
 Part = dict[str, ItemT]
@@ -43,17 +44,19 @@ def answered(path: str, question: Callable[[], AnswerT], timeout_seconds: float)
     """Return the answer to a question about a path, which raises nothing.
 
     Raises:
-        CommandError: There is none in time.
+        CommandError: There is none in time, or no thread can be started to ask.
     """
     answer: queue.SimpleQueue[AnswerT] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(question()), daemon=True).start()
     try:
+        threading.Thread(target=lambda: answer.put(question()), daemon=True).start()
         return answer.get(timeout=timeout_seconds)
     except queue.Empty:
         raise CommandError(
             f"{path}: no answer for {timeout_seconds:g} s; see whether it is mounted, and whether "
             f"its server runs"
         ) from None
+    except RuntimeError:
+        raise CommandError(_NO_THREAD) from None
 
 
 class Crew(Generic[ItemT, ResultT]):
@@ -159,9 +162,7 @@ class Crew(Generic[ItemT, ResultT]):
         try:
             self.resize(self._n_threads)
             if not len(self._threads):
-                raise CommandError(
-                    "no thread can be started; raise the limit of processes (ulimit -u)"
-                )
+                raise CommandError(_NO_THREAD)
             while True:
                 n_left = len(self._threads) - self._n_lost
                 while n_begun < _AHEAD * n_left and (part := next(parts, None)):
