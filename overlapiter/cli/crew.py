@@ -28,6 +28,9 @@ _AHEAD = 2
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
 _NO_THREAD = "no thread can be started; raise the limit of processes (ulimit -u)"
+#: The errors of a file that is missing, may not be read or is none; others are of the store.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+_MISSING |= {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
 
 #: Some files that are worked on together, by their paths.
 Part = dict[str, ItemT]
@@ -123,7 +126,7 @@ class Crew(Generic[ItemT, ResultT]):
                     threading.Event().wait()  # the files may have been worked on again
         except OSError as error:
             self.reasons[path] = error.strerror or str(error)
-            if error.errno == errno.EIO:
+            if error.errno not in _MISSING:
                 self.unread.add(path)
             raise
 
