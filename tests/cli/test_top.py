@@ -184,4 +184,3 @@ def test_no_training_is_no_success_and_has_no_counters(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "run it there, as the user of the job" in done.stderr
     assert file.read_text() == "\n"
-
