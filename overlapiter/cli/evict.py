@@ -72,8 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
             "say what to remove: one of --all, --older-than, --to-free, --matching, --old, and a "
             "LIST"
         )
+    if arguments.old and arguments.source is not None:
+        raise UsageError("--old: leave out --source; what an earlier version left goes as a whole")
     if arguments.old:
-        return _remove_old(place.existing_directory(arguments.directory), arguments)
+        directory = place.existing_directory(arguments.directory, tells_old=False)
+        return _remove_old(directory, arguments)
     with place.opened(arguments.directory) as inventory:
         sources = place.named(inventory, arguments)
         files = _listing(inventory, sources, arguments)

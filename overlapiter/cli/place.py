@@ -32,8 +32,8 @@ def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
         )
 
 
-def existing_directory(name: str) -> str:
-    """Return the absolute path of a directory that exists; say what an earlier version left there.
+def existing_directory(name: str, *, tells_old: bool = True) -> str:
+    """Return the absolute path of a directory that exists; tell what an earlier version left there.
 
     Raises:
         UsageError: The name is empty.
@@ -51,7 +51,7 @@ def existing_directory(name: str) -> str:
         raise CommandError(f"{directory} is no directory; check DIR") from None
     if not is_own:
         raise CommandError(f"{directory} is another user's; staging directories are private")
-    if old:
+    if old and tells_old:
         say(
             f"note: {directory} holds what an earlier version staged ({Names(old)}), in a form "
             f"that this one does not read: `overlapiter evict {directory} --old` removes it"
