@@ -42,8 +42,6 @@ from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
 _PART_FILES = 8
-#: How long other source roots may take to answer.
-_LOOK_SECONDS = 2.0
 #: What may become of a file, and what is said of it.
 _FATES = {
     "staged": "{speed}",
