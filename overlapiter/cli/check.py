@@ -187,11 +187,9 @@ def _check_segments(
 
 def _is_mounted(root: str) -> bool:
     """Return whether anything lies below a source; a mount point without its mount is empty."""
-    try:
-        with os.scandir(root) as entries:
-            return any(True for _ in entries)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        return any(entries)
+    return False
 
 
 class _Verifier:

@@ -268,7 +268,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1
         laid.add_column(Text(name), justify=side, no_wrap=True)
     for row in rows:
         laid.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
-    with console.capture() as shown:
-        console.print(laid)
-    return "\n".join(f"  {line.rstrip()}" for line in shown.get().splitlines())
+    shown = io.StringIO()
+    Console(file=shown, width=_WIDEST, color_system=None).print(laid)
+    return "\n".join(f"  {line.rstrip()}" for line in shown.getvalue().splitlines())
