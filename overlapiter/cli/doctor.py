@@ -244,16 +244,10 @@ def _node_table(found: _Findings) -> str:
 
 
 def _recommendation(found: _Findings, advised: list[advice.Advice]) -> str:
-    values = ["" if each.value is None else f" = {each.value}" for each in advised]
-    names = [f"  {each.name}{value}" for each, value in zip(advised, values, strict=True)]
+    names = [f"  {name}" if value is None else f"  {name} = {value}" for name, value, _ in advised]
     width = max(map(len, names)) + 3
     lines = [
-        textwrap.fill(
-            each.reason,
-            _COLUMNS,
-            initial_indent=name.ljust(width),
-            subsequent_indent=" " * width,
-        )
+        textwrap.fill(name.ljust(width) + each.reason, _COLUMNS, subsequent_indent=" " * width)
         for name, each in zip(names, advised, strict=True)
     ]
     n_processes, *others = advised

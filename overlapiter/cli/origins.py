@@ -34,14 +34,8 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads
     )
-    parser.add_argument(
-        "--timeout",
-        metavar="S",
-        type=seconds,
-        default=TIMEOUT_SECONDS,
-        help="leave out a file for which the source has no answer in so long (default: "
-        "%(default)g s)",
-    )
+    text = "leave out a file for which the source has no answer in so long (default: %(default)g s)"
+    parser.add_argument("--timeout", metavar="S", type=seconds, default=TIMEOUT_SECONDS, help=text)
 
 
 def storage_options(arguments: argparse.Namespace) -> dict[str, object]:

@@ -27,9 +27,8 @@ def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
     """Declare an existing staging directory, and of which source root to ``what`` the files."""
     parser.add_argument("directory", metavar="DIR", help="the staging directory")
     if what:
-        parser.add_argument(
-            "--source", metavar="SRC", help=f"{what} only what comes from this source root"
-        )
+        text = f"{what} only what comes from this source root"
+        parser.add_argument("--source", metavar="SRC", help=text)
 
 
 def existing_directory(name: str, *, tells_old: bool = True) -> str:

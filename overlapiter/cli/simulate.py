@@ -41,13 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     number = "a published scenario, 1 to 4 (default: 1), or what other options change"
     add("--scenario", metavar="N", type=int, choices=sorted(SCENARIOS), default=1, help=number)
-    add(
-        "--seed",
-        metavar="N",
-        type=at_least(0),
-        default=0,
-        help="sizes and orders follow from it (0)",
-    )
+    seed = "sizes and orders follow from it (0)"
+    add("--seed", metavar="N", type=at_least(0), default=0, help=seed)
     add_figure(parser)
     names = ", ".join(POLICIES)
     add("--policies", metavar="NAMES", type=_names, help=f"some of: {names} (default: all)")
