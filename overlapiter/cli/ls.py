@@ -23,14 +23,12 @@ from overlapiter.store.inventory import StagedFile
 from overlapiter.words import duration_words
 
 from .console import printable
-from .origins import add_storage_options
 from .place import add_directory, named, opened, relative_pattern
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "list")
-    add_storage_options(parser)
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only these")
 
 

@@ -27,8 +27,7 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Declare how a source is read."""
-    add_storage_options(parser)
+    """Declare how a source is read, besides its options."""
     reads = "files to ask the source for at the same time (default: %(default)s)"
     n_reads = FIRST_READS_IN_FLIGHT
     parser.add_argument(

@@ -20,7 +20,7 @@ from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
 from .crew import answered
-from .origins import TIMEOUT_SECONDS, storage_options
+from .origins import TIMEOUT_SECONDS, add_storage_options, storage_options
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -29,6 +29,7 @@ def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
     if what:
         text = f"{what} only what comes from this source root"
         parser.add_argument("--source", metavar="SRC", help=text)
+        add_storage_options(parser)
 
 
 def existing_directory(name: str, *, tells_old: bool = True) -> str:

@@ -37,7 +37,7 @@ from overlapiter.workers.plan import StagingPlan
 from .console import Names, Progress, UsageError, first_few, say, spoken_warnings, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
-from .origins import add_reading, storage_options
+from .origins import add_reading, add_storage_options, storage_options
 from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
@@ -97,6 +97,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep-free", metavar="SIZE", default="5%", help=text)
     text = "how to tell whether a staged file is still as its source (default: %(default)s)"
     add("--validate", choices=("mtime", "checksum", "never"), default="mtime", help=text)
+    add_storage_options(parser)
     add_reading(parser)
 
 
