@@ -12,11 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from overlapiter.options import (
-    FIRST_READS_IN_FLIGHT,
-    MAX_READS_IN_FLIGHT,
-    MIN_READS_IN_FLIGHT,
-)
+from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
 from overlapiter.workers.prefetcher.threads import reads_within_limit
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
