@@ -144,11 +144,10 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
             f"no file is found below {source}; check --source, whether you may read it, and LIST"
         )
 
-    def begin(n_reads: int) -> None:
-        _say_at(f"the slow store, reads in flight: {n_reads}")
-
     for_seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread = sourcespeed.measure(origin, paths, for_seconds, begin)
+    levels, unread = sourcespeed.measure(
+        origin, paths, for_seconds, lambda n: _say_at(f"the slow store, reads in flight: {n}")
+    )
     n_files = sum(level.n_files for level in levels)
     if not n_files:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))

@@ -28,14 +28,6 @@ from overlapiter.words import count_words, duration_words
 from .console import Progress, UsageError, above_0, add_figure, at_least, table, tell
 from .plots import draw_seconds
 
-#: Options that replace a rate of the scenario.
-_RATES = {
-    "compute_rate": "what the trainer of a rank consumes",
-    "preprocess_rate": "what a thread decodes",
-    "network_rate": "between two nodes",
-    "store_link_rate": "from the store to a node",
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -57,8 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--mean-size", metavar="MB", type=above_0, help="mean size of an example, in MB")
     deviation = "standard deviation of the sizes, in MB"
     add("--size-deviation", metavar="MB", type=float, help=deviation)
-    for name, words in _RATES.items():
-        add(f"--{name.replace('_', '-')}", metavar="MB/S", type=above_0, help=words)
+    add("--compute-rate", metavar="MB/S", type=above_0, help="what the trainer of a rank consumes")
+    add("--preprocess-rate", metavar="MB/S", type=above_0, help="what a thread decodes")
+    add("--network-rate", metavar="MB/S", type=above_0, help="between two nodes")
+    add("--store-link-rate", metavar="MB/S", type=above_0, help="from the store to a node")
     store = "what the store gives so many clients together, as 1:66,4:146, in MB/s"
     add("--store", dest="store_rates", metavar="N:RATE,…", type=_store, help=store)
     tiers = "tiers of a rank, the fastest first, as CAPACITY:RATE[:THREADS], in MB and MB/s"

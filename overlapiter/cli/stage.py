@@ -20,6 +20,7 @@ import itertools
 import os
 import threading
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
@@ -34,7 +35,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
-from .console import Names, Progress, UsageError, first_few, say, spoken_warnings, tell
+from .console import Names, Progress, UsageError, first_few, say, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, add_storage_options, storage_options
@@ -115,7 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     new_directory("--to", arguments.to)
     files = _listed(arguments)
-    with spoken_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda text, *_others: say(f"note: {text}")
         plan = staging_plan(options, (), [], is_training=False)
     staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
     warned: dict[str, None] = {}
