@@ -7,11 +7,13 @@
     python -m bench tables                    writes the tables of README and docs
     python -m bench figures [--together] FILE ...    draws JSON files, beside them
 
-Results go to bench/results/own, which git ignores, or where --out says.
+Results go to bench/results/own, which git ignores, or where --out says; --json at the end prints
+them.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -28,7 +30,7 @@ def main(arguments: list[str]) -> int:
         print(__doc__.strip())
     elif name[0] == "--list":
         rows = [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
-        print(console.table(["name", "minutes", "what it shows"], rows))
+        _tell(console.table(["name", "minutes", "what it shows"], rows).splitlines(), others)
     elif name[0] == "--all":
         return plan.run_all(others)
     elif name[0] == "tables":
@@ -36,16 +38,21 @@ def main(arguments: list[str]) -> int:
 
         write_tables()
     elif name[0] == "figures":
-        paths = [Path(word) for word in others if word != "--together"]
+        paths = [Path(word).absolute() for word in others if word not in ("--together", "--json")]
         if missing := [str(path) for path in paths if not path.is_file()]:
             sys.exit(f"there is no file {', '.join(missing)}")
         paths = paths or sorted(claim.RESULTS.glob("*.json"))
-        print(*claim.draw(paths, is_together="--together" in others), sep="\n")
+        _tell(claim.draw(paths, is_together="--together" in others), others)
     elif name[0].startswith("-") or not name[0]:
         return plan.run("thousand", arguments)
     else:
         return plan.run(name[0], others)
     return 0
+
+
+def _tell(lines: list[str], words: list[str]) -> None:
+    """Print lines, or for machines a value that holds them."""
+    print(json.dumps({"lines": lines}) if "--json" in words else "\n".join(lines))
 
 
 if __name__ == "__main__":
