@@ -18,9 +18,9 @@ from overlapiter.torch.feed import Shelf, preload_of
 from overlapiter.torch.orders import (
     DistributedOrder,
     OrderedSampler,
+    RankSampler,
     order_of_ranks,
     ranks_of,
-    samplers_of,
     size_of,
 )
 from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
@@ -94,7 +94,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     ) -> None:
         _refuse_iterable(dataset)
         if isinstance(sampler, ScatteredOrder):
-            sampler = OrderedSampler(sampler, size_of(dataset, "sampler"))
+            kind = RankSampler if sampler.size > 1 else OrderedSampler
+            sampler = kind(sampler, size_of(dataset, "sampler"))
         super().__init__(
             dataset,
             batch_size,
@@ -117,7 +118,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.staging = check_staging(staging)
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
-        self._order = order_of_ranks(samplers_of(self)[-1])
+        self._order = order_of_ranks(self)
         self._check_workers()
         limit = None
         if bad_examples != "raise":

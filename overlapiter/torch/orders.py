@@ -23,15 +23,6 @@ from overlapiter.sources import Key
 #: What a sampler gives for one mini-batch: a list of keys, or one key without batching.
 Keys = Any
 
-_KNOWN = (
-    data.SequentialSampler,
-    data.RandomSampler,
-    data.SubsetRandomSampler,
-    data.WeightedRandomSampler,
-    DistributedSampler,
-)
-
-
 #: A sampler that gives more keys than this, and ten times the dataset, is not listed in advance.
 _MOST_FORESEEN = 10**7
 
@@ -78,6 +69,25 @@ class OrderedSampler(data.Sampler[int]):
     def __len__(self) -> int:
         """Return the number of indices that an iteration gives."""
         return self.order.length(self._dataset_size) - self.start
+
+
+class RankSampler(OrderedSampler, DistributedSampler[int]):
+    """That of one of several ranks: Lightning divides among them what any other class gives."""
+
+    def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
+        DistributedSampler.__init__(self, range(dataset_size), order.size, order.rank)
+        OrderedSampler.__init__(self, order, dataset_size)
+
+
+_KNOWN = (
+    data.SequentialSampler,
+    data.RandomSampler,
+    data.SubsetRandomSampler,
+    data.WeightedRandomSampler,
+    DistributedSampler,
+    OrderedSampler,
+    RankSampler,
+)
 
 
 class Draws(NamedTuple):
@@ -180,9 +190,21 @@ class DistributedOrder(ScatteredOrder):
         return order
 
 
-def order_of_ranks(sampler: Any) -> ScatteredOrder | None:
-    """Return the order that a sampler has together with those of other ranks, if it has one."""
+def order_of_ranks(loader: Any) -> ScatteredOrder | None:
+    """Return the order that a loader's sampler has together with those of other ranks, if any.
+
+    Raises:
+        OptionError: It is one of ``scatter_order``, which accelerate would divide once more.
+    """
+    *outer, sampler = samplers_of(loader)
     if isinstance(sampler, OrderedSampler):
+        if sampler.order.size > 1 and any(getattr(each, "num_processes", 1) != 1 for each in outer):
+            raise OptionError(
+                "sampler",
+                "scatter_order has divided the data among the ranks, and accelerate would divide "
+                "each rank's part again, so that most of the data would never be read; leave out "
+                "scatter_order, or accelerator.prepare for this loader",
+            )
         return sampler.order
     if type(sampler) is not DistributedSampler:
         return None
@@ -231,7 +253,7 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
     check_size(size_of(loader.dataset, "staging"))
     *batching, innermost = samplers_of(loader)
     is_known = [type(sampler) for sampler in batching] in ([], [data.BatchSampler])
-    if not is_known or type(innermost) not in (*_KNOWN, OrderedSampler):
+    if not is_known or type(innermost) not in _KNOWN:
         return None
     if len(innermost) > max(10 * len(loader.dataset), _MOST_FORESEEN):
         return None  # a list of all of them takes too much memory

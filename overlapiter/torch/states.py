@@ -74,8 +74,9 @@ def batch_of(loader: data.DataLoader[Any]) -> tuple[int | None, int]:
 
 
 def sampler_name(loader: data.DataLoader[Any]) -> str:
-    """Return of which class the innermost sampler is."""
-    return type(samplers_of(loader)[-1]).__name__
+    """Return of which class the innermost sampler is; the same for any number of ranks."""
+    sampler = samplers_of(loader)[-1]
+    return (OrderedSampler if isinstance(sampler, OrderedSampler) else type(sampler)).__name__
 
 
 def check_state(loader: data.DataLoader[Any], state: State) -> None:

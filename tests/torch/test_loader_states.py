@@ -283,8 +283,9 @@ def of_ranks(size: int, n: int, make: Any, states: Any = None, n_batches: int = 
 def test_a_scattered_order_is_resumed_on_another_number_of_ranks(plain_pair: Pair) -> None:
     whole, _ = of_ranks(1, 48, plain_pair.ours)
     first, states = of_ranks(3, 48, plain_pair.ours, n_batches=2)
-    rest, _ = of_ranks(2, 48, plain_pair.ours, states)
-    assert [*first, *rest] == whole
+    for size in (1, 2):
+        rest, _ = of_ranks(size, 48, plain_pair.ours, states)
+        assert [*first, *rest] == whole
 
 
 def test_a_scattered_order_goes_on_with_the_next_epoch(pair: Pair) -> None:
@@ -292,6 +293,25 @@ def test_a_scattered_order_goes_on_with_the_next_epoch(pair: Pair) -> None:
     loader = pair.ours(D.Made("int", 10), 5, sampler=order)
     epochs = [torch.cat(list(loader)).tolist() for _ in range(2)]
     assert epochs == [order.of_epoch(epoch, 10).tolist() for epoch in range(2)]
+
+
+class Divided(EveryOther):
+    """One of two parts of another batch sampler, as accelerate has it."""
+
+    num_processes = 2
+
+
+def test_a_scattered_order_is_divided_no_second_time() -> None:
+    def make(size: int) -> Any:
+        return DataLoader(D.Made("int"), sampler=ScatteredOrder(0, size, 1))
+
+    # Lightning looks for this class, and divides whatever is of another.
+    for size in (1, 2):
+        assert isinstance(make(size).sampler, data.DistributedSampler) == (size > 1)
+    with pytest.raises(OptionError, match="accelerate would divide each rank's part again"):
+        DataLoader(D.Made("int"), batch_sampler=Divided(make(2).batch_sampler))
+    whole = DataLoader(D.Made("int"), batch_sampler=Divided(make(1).batch_sampler))
+    assert len(list(whole)) == 5
 
 
 @pytest.mark.parametrize(
