@@ -32,7 +32,7 @@ class OrderedSampler(data.Sampler[int]):
 
     Attributes:
         order: Gives the order of every epoch.
-        epoch: The epoch that the next iteration gives; each whole iteration leads to the next.
+        epoch: The epoch that the next iteration gives; each iteration leads to the next.
         resumed: Of the epoch in which a snapshot was taken: where to go on, and in which order.
     """
 
@@ -61,10 +61,9 @@ class OrderedSampler(data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Give the indices of the epoch."""
-        epoch = self.epoch
-        yield from self.whole()[self.start :].tolist()
-        if self.epoch == epoch:  # the program has not chosen another one meanwhile
-            self.set_epoch(epoch + 1)
+        rest = self.whole()[self.start :].tolist()
+        self.set_epoch(self.epoch + 1)  # first: the iteration may be left early
+        yield from rest
 
     def __len__(self) -> int:
         """Return the number of indices that an iteration gives."""

@@ -295,6 +295,17 @@ def test_a_scattered_order_goes_on_with_the_next_epoch(pair: Pair) -> None:
     assert epochs == [order.of_epoch(epoch, 10).tolist() for epoch in range(2)]
 
 
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize("n", [4, 40])  # the epoch may be foreseen to its end
+def test_after_a_scattered_epoch_that_was_left_early_comes_the_next(
+    pair: Pair, n: int, n_workers: int
+) -> None:
+    order = ScatteredOrder(0, 1, 4)
+    loader = pair.ours(D.Made("int", n), 2, sampler=order, num_workers=n_workers)
+    next(iter(loader))
+    assert torch.cat(list(loader)).tolist() == order.of_epoch(1, n).tolist()
+
+
 class Divided(EveryOther):
     """One of two parts of another batch sampler, as accelerate has it."""
 
