@@ -126,11 +126,11 @@ class SkippedExamples:
     Args:
         limit: How many there may be; None if none is ever left out.
         dataset: The dataset, which may declare the files of its examples.
-        keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
-            cannot pass over one of which nothing is left.
         n_calls: Calls from the user's line to the one that calls :meth:`judge`: warnings name it.
 
     Attributes:
+        keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
+            cannot pass over one of which nothing is left.
         errors: The error of each of them, by index, in the order in which they were met.
     """
 
@@ -138,7 +138,7 @@ class SkippedExamples:
         self, limit: int | None, dataset: Any, *, keeps_step: bool = False, n_calls: int = 1
     ) -> None:
         self._limit = limit or 0
-        self._keeps_step = keeps_step
+        self.keeps_step = keeps_step
         self._dataset = dataset
         self._n_calls = n_calls
         self._n_in_a_row = 0
@@ -161,7 +161,7 @@ class SkippedExamples:
         too_many = self.note(batch)
         if too_many is not None or batch or not batch.skipped:
             return too_many, False
-        if not self._keeps_step:
+        if not self.keeps_step:
             return None, True
         empty = EmptyBatchError([self.errors[each.index] for each in batch.skipped])
         empty.__cause__ = batch.skipped[-1]

@@ -22,7 +22,7 @@ PROGRAM = """
     from bench.slow import SlowStore
     from bench.slow.store import attach
     from overlapiter.torch import Communicator, DataLoader
-    from tests.torch.torch_datasets import Images
+    from tests.torch.torch_datasets import Failing, Images
 
     def epochs_of(directory, sampler, **options):
         staging = overlapiter.Staging(
@@ -44,10 +44,25 @@ PROGRAM = """
         counts = {"staged": stats.files_staged, "from peers": stats.files_peer}
         return {"read": read, "opens": opens, **counts}
 
+    def outcomes_of(batches):
+        bad, skip = Failing(ValueError("bad"), (2, 3)), overlapiter.Skip(2)
+        loader = DataLoader(bad, batch_sampler=batches, num_workers=1, bad_examples=skip)
+        found = []
+        dist.init_process_group("gloo")  # as Lightning does it, which is given the loader before
+        iterator = iter(loader)
+        for _ in batches:
+            try:
+                found.append(next(iterator).tolist())
+            except overlapiter.errors.EmptyBatchError:
+                found.append([])
+        loader.close()
+        return found
+
     def main():
-        dist.init_process_group("gloo")
-        everybody, rank = Communicator(), os.environ["RANK"]
-        own = {"shared": epochs_of("shared", DistributedSampler(dataset, seed=3))}
+        rank = os.environ["RANK"]
+        own = {"outcomes": outcomes_of([[[0], [4], [5]], [[0, 1], [2, 3], [4, 5]]][int(rank)])}
+        everybody = Communicator()
+        own["shared"] = epochs_of("shared", DistributedSampler(dataset, seed=3))
 
         os.environ |= {"OVERLAPITER_NODE": rank, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         room = {"capacity": 6 * len(dataset) // 10 * 4096}
@@ -82,6 +97,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     assert ended.returncode == 0, ended.stderr
     found: list[dict[str, Any]] = json.loads(ended.stdout)
     return found
+
+
+def test_ranks_that_divide_the_data_by_themselves_stay_in_step(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["outcomes"] for rank in ranks] == [[[0], [4], [5]], [[0, 1], [], [4, 5]]]
 
 
 def test_the_ranks_of_a_node_stage_each_file_once(ranks: list[dict[str, Any]]) -> None:
