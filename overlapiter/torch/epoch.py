@@ -256,7 +256,10 @@ class Epoch(_BaseDataLoaderIter):
                 _reraise(batch.error, batch.context, worker)
             error, is_passed_over = self._skipped.judge(batch)
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:  # its traceback holds this frame, and so the workers
+                    del error, batch
             if not is_passed_over and isinstance(batch, Collated):
                 if not self._pin_memory:
                     return batch.data
@@ -310,5 +313,5 @@ def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> 
     try:
         wrapper.reraise()
     except Exception as error:
-        raise error from context
+        raise error.with_traceback(None) from context  # PyTorch's frame holds it: a cycle
     raise AssertionError

@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -423,6 +424,18 @@ def test_a_loader_that_is_dropped_ends_its_workers() -> None:
     gc.collect()
     assert are_gone(ours)
     assert batch.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3)])
+def test_an_iterator_that_has_raised_an_error_is_gone_when_it_is_dropped(
+    plain_pair: Pair, error: BaseException
+) -> None:
+    iterator = iter(plain_pair.ours(D.Failing(error, (0,)), 2))
+    with pytest.raises((ValueError, ExampleError)):
+        next(iterator)
+    left = weakref.ref(iterator)
+    del iterator
+    assert left() is None  # and the loader has its workers again
 
 
 def test_in_a_forked_process_an_iterator_says_that_it_belongs_to_another(plain_pair: Pair) -> None:
