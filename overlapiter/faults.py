@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +16,7 @@ from overlapiter.errors import (
     TooManyBadExamplesError,
     WorkerDiedError,
     example_words,
+    warn,
 )
 from overlapiter.sources import declared_paths
 
@@ -102,7 +102,7 @@ def warn_if_failure_hangs() -> None:
         )
     else:
         return
-    warnings.warn(text, FailureWarning, stacklevel=4)
+    warn(text, FailureWarning)
 
 
 def _main_source() -> str:
@@ -126,7 +126,6 @@ class SkippedExamples:
     Args:
         limit: How many there may be; None if none is ever left out.
         dataset: The dataset, which may declare the files of its examples.
-        n_calls: Calls from the user's line to the one that calls :meth:`judge`: warnings name it.
 
     Attributes:
         keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
@@ -134,13 +133,10 @@ class SkippedExamples:
         errors: The error of each of them, by index, in the order in which they were met.
     """
 
-    def __init__(
-        self, limit: int | None, dataset: Any, *, keeps_step: bool = False, n_calls: int = 1
-    ) -> None:
+    def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
         self._limit = limit or 0
         self.keeps_step = keeps_step
         self._dataset = dataset
-        self._n_calls = n_calls
         self._n_in_a_row = 0
         self.errors: dict[int, ExampleError] = {}
 
@@ -190,11 +186,10 @@ class SkippedExamples:
             return too_many
         if not n_before:
             error = self.errors[batch.skipped[0].index]
-            warnings.warn(
+            warn(
                 f"{example_words(error.index, error.paths)} could not be read and is left out: "
                 f"{error.reason}. Further ones are left out silently, up to {self._limit}: look at "
                 f"the attribute 'skipped' of the iterator, or of PyTorch's loader",
                 BadExampleWarning,
-                stacklevel=3 + self._n_calls,
             )
         return None

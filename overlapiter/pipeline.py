@@ -15,12 +15,11 @@ import os
 import pickle
 import socket
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
-from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
+from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described, warn
 from overlapiter.faults import FailedBatch, WaitTimeoutError
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
@@ -315,7 +314,7 @@ class Pipeline:
         elif kind == "trouble":
             if message[1] not in self._warned:  # another supervisor may report it again
                 self._warned.add(message[1])
-                warnings.warn(message[1], StagingWarning, stacklevel=7)
+                warn(message[1], StagingWarning)
         elif kind == "description":
             self._stalled = message[1:]
         elif kind == "fatal":

@@ -8,11 +8,10 @@ import errno
 import itertools
 import os
 import socket
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from overlapiter.errors import OptionError, StagingError, StagingWarning
+from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.redirection import added_readers
@@ -206,12 +205,11 @@ def _site_of(tier: Tier, keep_free: int | str) -> Site:
 
 def _warn_of_old_store(directory: str) -> None:
     if old_store(directory):
-        warnings.warn(
+        warn(
             f"{directory} holds files that an earlier version of overlapiter staged, in a form "
             f"that this one does not read: they are left alone; `overlapiter evict {directory} "
             f"--old` removes them",
             StagingWarning,
-            stacklevel=6,
         )
 
 
@@ -262,12 +260,11 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             f"files",
         )
     if len(outside) > len(paths) / 2:
-        warnings.warn(
+        warn(
             f"{len(outside)} of the {len(paths)} files of the first mini-batch do not lie below "
             f"the source {source} and are not staged, {shown} for example; name a directory "
             f"above all of them as Staging.source",
             StagingWarning,
-            stacklevel=6,
         )
 
 

@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import time
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +24,7 @@ from overlapiter.chainer.arguments import (
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
-from overlapiter.errors import ExampleError, PipelineError
+from overlapiter.errors import ExampleError, PipelineError, warn
 from overlapiter.faults import (
     FailedBatch,
     SkippedExamples,
@@ -226,7 +225,7 @@ class OverlapIterator(ProgressAttributes):
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
                 self._unfinished_at = None  # where the warning is an error it ends the call
-                warnings.warn(text, self.TimeoutWarning, stacklevel=4)
+                warn(text, self.TimeoutWarning)
                 self._unfinished_at = self._progress
 
     def _submit_again(self) -> None:

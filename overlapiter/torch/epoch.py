@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from torch.utils import data
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, warn
 from overlapiter.faults import (
     FailedBatch,
     SkippedExamples,
@@ -284,7 +283,7 @@ class Epoch(_BaseDataLoaderIter):
                 if self._timeout > 0:
                     message = f"DataLoader timed out after {self._timeout} seconds"
                     raise RuntimeError(message) from TimeoutError(text)
-                warnings.warn(text, TimeoutWarning, stacklevel=5)
+                warn(text, TimeoutWarning)
                 self._is_unfinished = True
 
     # --- the end ------------------------------------------------------------------------------

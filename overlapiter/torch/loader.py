@@ -124,7 +124,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         limit = None
         if bad_examples != "raise":
             limit = skip_limit(bad_examples, size_of(dataset, "bad_examples"))
-        self._skipped = SkippedExamples(limit, dataset, n_calls=2)
+        self._skipped = SkippedExamples(limit, dataset)
         self._shelf = Shelf()
         self._n_begun = 0  # epochs
         self._progress: Progress | None = None  # of the latest iteration

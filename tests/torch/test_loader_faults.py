@@ -193,6 +193,7 @@ def test_a_stall_gives_a_warning_that_says_what_is_waited_for(
         warnings.simplefilter("always")
         assert next(iterator).tolist() == [0, 1]
     assert {each.category for each in caught} == {DataLoader.TimeoutWarning}
+    assert {each.filename for each in caught} == {__file__}
     # At first it may be the start of the workers that is waited for.
     assert "is at example 1" in str(caught[-1].message)
 
@@ -283,9 +284,24 @@ def test_a_staging_disk_that_is_full_is_passed_by_with_one_warning(
             for _ in range(2):
                 assert_same(list(loader), expected(dataset, 4))
         assert [each.category for each in caught] == [StagingWarning]
+        assert caught[0].filename == __file__
         loader.close()
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_warning_at_the_start_names_the_line_of_the_program(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    old = tmp_path / "fast" / f"source-{'0' * 12}"
+    old.mkdir(parents=True)
+    (old / "source.json").touch()  # of an earlier version
+    staging = Staging(tmp_path / "fast", source=image_folder, keep_free=0)
+    loader = DataLoader(D.Images(image_folder, 4), num_workers=1, staging=staging)
+    with pytest.warns(StagingWarning, match="--old") as warned:
+        iter(loader)
+    assert warned[0].filename == __file__
+    loader.close()
 
 
 def test_a_capacity_keeps_what_the_known_order_needs_soonest(
