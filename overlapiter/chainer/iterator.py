@@ -146,6 +146,7 @@ class OverlapIterator(ProgressAttributes):
         in_step = repeat and isinstance(order_sampler, ScatteredOrder) and order_sampler.size > 1
         self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
+        self._made_sampler = self.order_sampler if order_sampler is None else None
         # As in the original, later changes of these attributes do not reach the workers.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
         self.trace = trace
