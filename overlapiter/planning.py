@@ -169,6 +169,19 @@ def _join_peers(
     return joined.plan, joined.listener, NodeShare(sampler, joined.node_of_rank, dataset_size)
 
 
+def tell_peers(staging: Staging | None, sampler: object, error: Exception) -> None:
+    """Tell the other ranks, which wait in :func:`with_staging`, what keeps this one from it.
+
+    Does nothing without peers.
+    """
+    if staging is None or staging.peers is None or not isinstance(sampler, ScatteredOrder):
+        return
+    from overlapiter.peers.rendezvous import communicator_of, tell
+
+    with contextlib.suppress(Exception):  # the caller raises what comes first
+        tell(communicator_of(staging.peers, sampler.rank, sampler.size), error)
+
+
 def default_prefetchers(n_cores: int) -> int:
     """Return how many prefetcher processes to have, by the cores that are this rank's part.
 

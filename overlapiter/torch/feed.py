@@ -174,14 +174,20 @@ def _new_feed(
     first_indices: list[int],
 ) -> Feed:
     created_ns = time.monotonic_ns()
-    imports = preload_of(loader)
-    start_forkserver(imports)
+    try:
+        imports = preload_of(loader)
+        start_forkserver(imports)
+        parcel = Parcel(face, FacePickler, name="")
+    except Exception as error:
+        from overlapiter.planning import tell_peers
+
+        tell_peers(loader.staging, loader._order, error)
+        raise
     from overlapiter.pipeline import Pipeline  # while the forkserver starts
     from overlapiter.planning import with_staging
     from overlapiter.torch.batches import TensorViews, WholeViews
     from overlapiter.workers.plan import SupervisorPlan
 
-    parcel = Parcel(face, FacePickler, name="")
     purpose = options, parcel.digest
     plan = SupervisorPlan(
         n_readers=loader.num_workers,
