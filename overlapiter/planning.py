@@ -118,18 +118,18 @@ def with_staging(
         these if there is nothing to fetch from other nodes.
 
     Raises:
-        OptionError: A value cannot work here, the order of other ranks is not known, or they
-            cannot be reached.
+        OptionError: A value cannot work here, the order of other ranks is not known, they have
+            other data, or they cannot be reached.
         StagingError: The staging directory cannot be made or written.
     """
     if staging is None:
         return plan, None, None
 
-    prepared: list[tuple[StagingPlan, bool]] = []
+    plans: list[StagingPlan] = []
 
-    def prepare() -> None:
-        staged = staging_plan(staging, dataset, first_indices)
-        prepared.append((staged, names_source(parcel, staged.source)))
+    def prepare() -> str:
+        plans.append(staging_plan(staging, dataset, first_indices))
+        return f"{plan.dataset_size} examples below {plans[0].real_source or plans[0].source}"
 
     peers, listener, share = None, None, None
     try:
@@ -140,18 +140,18 @@ def with_staging(
     except BaseException:
         parcel.close()
         raise
-    staged, names = prepared[0]
-    staged = dataclasses.replace(staged, peers=peers)
+    staged = dataclasses.replace(plans[0], peers=peers)
+    names = names_source(parcel, staged.source)
     return dataclasses.replace(plan, staging=staged, names_source=names), listener, share
 
 
 def _join_peers(
-    peers: object,
-    prepare: Callable[[], None],
-    sampler: object,
-    dataset_size: int,
+    peers: object, prepare: Callable[[], str], sampler: object, dataset_size: int
 ) -> tuple[PeersPlan | None, socket.socket | None, NodeShare | None]:
-    """Prepare staging on all ranks, or on none, and have the nodes of the job find each other."""
+    """Prepare staging on all ranks, or on none, and have the nodes of the job find each other.
+
+    What preparing returns has to be the same on all ranks: they compute from it who reads what.
+    """
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
             "peers",
@@ -162,7 +162,15 @@ def _join_peers(
     from overlapiter.peers.rendezvous import communicator_of, from_all, join
 
     comm = communicator_of(peers, sampler.rank, sampler.size)
-    from_all(comm, prepare)
+    found = from_all(comm, prepare)
+    kinds = [*dict.fromkeys(found)]
+    if len(kinds) > 1:
+        shown = ", ".join(f"rank {found.index(kind)} has {kind}" for kind in kinds[:8])
+        raise OptionError(
+            "peers",
+            f"the ranks do not have the same data: {shown}; give all of them the same dataset, and "
+            f"a source whose path without symbolic links is the same on all nodes",
+        )
     joined = join(comm, sampler.rank)
     if joined is None:
         return None, None, None

@@ -100,3 +100,16 @@ def test_a_rank_that_cannot_take_part_leaves_none_waiting(
     assert errors == ["OptionError", error]
     assert f"peers: rank 1 cannot take part: {error}" in texts[0]
     assert words in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "number", "name"), [("number", 2, "source"), ("source", 1, "other")]
+)
+def test_ranks_with_other_data_than_the_others_are_refused_on_all(
+    tmp_path: Path, wrong: str, number: int, name: str
+) -> None:
+    errors, texts = refused(tmp_path, wrong)
+    assert errors == ["OptionError"] * 2
+    assert texts[0] == texts[1]
+    own = f"rank 1 has {number} examples below {tmp_path.resolve() / name}"
+    assert f"rank 0 has 1 examples below {tmp_path.resolve() / 'source'}, {own};" in texts[0]
