@@ -316,9 +316,11 @@ class OverlapIterator(ProgressAttributes):
         )
         indices = range(len(self.dataset)) if order is None else order
         first = [int(index) for index in indices[: self.batch_size]]
-        plan, listener, self._share = with_staging(
+        plan, joined = with_staging(
             plan, parcel, self.staging, self.dataset, first, sampler=self.order_sampler
         )
+        listener = None if joined is None else joined.listener
+        self._share = None if joined is None else joined.share
         self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
         self._owner_pid = os.getpid()
         self._submit_first()
