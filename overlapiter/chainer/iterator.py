@@ -288,9 +288,15 @@ class OverlapIterator(ProgressAttributes):
                 self._pipeline.submit(step.index_list)
 
     def _start(self, created_ns: int) -> None:
-        warn_if_failure_hangs()
-        self._trace, self._owns_trace = chosen_trace(self.trace)
-        parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
+        try:
+            warn_if_failure_hangs()
+            self._trace, self._owns_trace = chosen_trace(self.trace)
+            parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
+        except Exception as error:
+            from overlapiter.planning import tell_peers  # not before the forkserver starts
+
+            tell_peers(self.staging, self.order_sampler, error)
+            raise
         from overlapiter.pipeline import Pipeline  # while the forkserver starts
         from overlapiter.planning import with_staging
         from overlapiter.workers.plan import SupervisorPlan
@@ -310,9 +316,11 @@ class OverlapIterator(ProgressAttributes):
         )
         indices = range(len(self.dataset)) if order is None else order
         first = [int(index) for index in indices[: self.batch_size]]
-        plan, listener, self._share = with_staging(
+        plan, joined = with_staging(
             plan, parcel, self.staging, self.dataset, first, sampler=self.order_sampler
         )
+        listener = None if joined is None else joined.listener
+        self._share = None if joined is None else joined.share
         self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
         self._owner_pid = os.getpid()
         self._submit_first()

@@ -61,7 +61,7 @@ class Fetching:
         holders = part.holders.get(file.key)
         if holders is None:
             return False
-        name = os.fsencode(file.path.removeprefix(self._root))
+        name = file.path.removeprefix(self._root).encode("utf-8", "surrogateescape")
         if len(name) > _MOST_NAME_BYTES or b"\0" in name:
             return False
         take = functools.partial(self._take, part, file)

@@ -121,8 +121,8 @@ class Epoch(_BaseDataLoaderIter):
         indices = as_indices(first[0] if first and _is_sent(first[0]) else [], self._counting)
         default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         renewal = Renewal(self._base_seed, default_dtype)
-        feed, is_new = begin(loader, renewal, indices.tolist())
-        if feed.share is not None and (is_new or self._is_resumed):
+        feed = begin(loader, renewal, indices.tolist())
+        if feed.share is not None and (self._is_resumed or not feed.share.has_begun):
             feed.share.begin(self._progress.number, self._progress.position, order)
         return feed
 
