@@ -187,14 +187,16 @@ class FileReader:
         except BaseException as error:  # user code, even sys.exit: it travels to the trainer
             is_read = False
             paths = (copies and copies.opened) or self._likely_paths(error, index)
+            failed = indices
             if not self._plan.is_skipping:
-                reading.failure, indices = error, [index]
-            reading.entries += [_explained(error, each, paths) for each in indices]
+                reading.failure, failed = error, [index]
+            reading.entries += [_explained(error, each, paths) for each in failed]
         if copies is not None and copies.has_missed:
-            reading.missed.append(index)
+            reading.missed += indices  # which of several it was is not known
             row.add(Counter.COPIES_LOST, 1)
-        if copies is not None and len(copies.opened) > reading.n_files:
-            reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        if copies is not None and len(copies.opened) > reading.n_files * len(indices):
+            n_files = -(-len(set(copies.opened)) // len(indices))
+            reading.n_files = max(reading.n_files, n_files)
         return is_read
 
     def _begin_example(self) -> None:
@@ -224,7 +226,7 @@ class FileReader:
                 )
         reading.n_read += len(indices)
         if self._copies is not None and not self._copies.opened:
-            reading.unopened.append(index)
+            reading.unopened += indices
         if self._face.fetches_whole:
             reading.examples = example  # of whatever type
             return
