@@ -246,6 +246,7 @@ class Schedule:
     def drop_all(self, next_id: int) -> None:
         """Abandon every mini-batch, and expect ``next_id`` next."""
         self.next_batch_id = self._first_batch_id = next_id
+        self._end_position = 0  # the next ones may be of an earlier epoch
         batches = list(self._batches.values())
         for batch in batches:
             batch.is_dropped = True
