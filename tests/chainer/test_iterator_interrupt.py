@@ -165,20 +165,3 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
             signal.signal(signal.SIGINT, before)
 
     assert taken == [expected(number) for number in range(len(taken))]
-
-
-def test_an_interrupt_where_memory_has_just_come_leaves_no_descriptor(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Interrupting:
-        """In the place of the module ``mmap``, until the first use."""
-
-        def __getattr__(self, name: str) -> object:
-            monkeypatch.undo()
-            raise KeyboardInterrupt
-
-    with OverlapIterator(Slow(8), 4, shuffle=False, n_processes=1) as iterator:
-        monkeypatch.setattr("overlapiter.sharedmem.segments.mmap", Interrupting())
-        with pytest.raises(KeyboardInterrupt):
-            next(iterator)
-        assert indices_of(next(iterator)) == [0, 1, 2, 3]
