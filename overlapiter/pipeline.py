@@ -296,9 +296,9 @@ class Pipeline:
 
     def _hear(self, message: Message, fds: list[int]) -> None:
         kind = message[0]
-        if kind == "ready":
-            self._service.was_ready = True
-        elif kind in ("batch", "failed"):
+        if kind in ("ready", "batch", "failed"):
+            self._service.was_ready = True  # an interrupt may have lost the word itself
+        if kind in ("batch", "failed"):
             if message[1] >= self._take_id:
                 self._ready[message[1]] = message
             else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter import OverlapIterator
+from overlapiter.workers.supervisor.service import Service
 from tests.chainer.iterator_datasets import Slow, indices_of
 from tests.chainer.scripts import Program, are_gone
 
@@ -165,3 +166,20 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
             signal.signal(signal.SIGINT, before)
 
     assert taken == [expected(number) for number in range(len(taken))]
+
+
+def test_an_interrupt_that_loses_the_first_message_holds_up_no_mini_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receive = Service.receive
+
+    def receive_and_lose(service: Service, timeout_seconds: float) -> None:
+        if receive(service, timeout_seconds) is not None:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    with OverlapIterator(Slow(8), 4, shuffle=False, n_processes=1) as iterator:
+        monkeypatch.setattr(Service, "receive", receive_and_lose)
+        with pytest.raises(KeyboardInterrupt):
+            next(iterator)
+        assert indices_of(next(iterator)) == [0, 1, 2, 3]
