@@ -298,8 +298,9 @@ class FileReader:
 
     def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
         """Propose the layout that an example asks for; return the task with a slot to write to."""
-        n_rows = 1 if self._face.collates else self._plan.batch_size
-        layout = layout_of(example, n_rows, self._face.take_apart)
+        # For a mini-batch of several epochs, which may have more, the layout is lengthened.
+        n_rows = min(self._plan.batch_size, max(1, self._plan.dataset_size))
+        layout = layout_of(example, 1 if self._face.collates else n_rows, self._face.take_apart)
         self._channel.send(("layout", task.part_id, layout))
         while True:
             message, fds = self._channel.receive()
