@@ -306,6 +306,8 @@ class FileReader:
             message, fds = self._channel.receive()
             if message[0] == "slot":
                 return task._replace(slot=message[1], layout_id=message[2])
+            if message[0] == "end":
+                raise ChannelClosedError
             self._take_note(message, fds)
 
     def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:
