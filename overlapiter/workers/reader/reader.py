@@ -276,6 +276,8 @@ class FileReader:
                 else:
                     example = self._dataset[self._index_type(index)]
                 self._end_forks()
+                if is_last and copies is not None:
+                    copies.has_missed = True  # if that fails, too, the dataset is at fault
                 if is_last or copies is None or not copies.have_changed():
                     return example
             except BaseException as error:
