@@ -193,7 +193,7 @@ class StagingStage:
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
         self._is_held_up, self._has_answer = False, True  # its files may be known now
-        _, task_id, findings, moved = message  # each of them has what a Finding has
+        _, task_id, findings, moved = message
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
             return True
