@@ -25,10 +25,9 @@ from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.lent import LentSlots
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
-from overlapiter.sharedmem.segments import SEGMENT_NAME
 from overlapiter.sharedmem.slots import MiniBatch, Views
 from overlapiter.tracing import OFF, Tracing, chosen_trace
-from overlapiter.workers.ipc.channel import ChannelClosedError, Message, close_lost
+from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.supervisor.service import Service
@@ -158,7 +157,6 @@ class Pipeline:
         except WaitTimeoutError:
             raise
         except BaseException:
-            close_lost(SEGMENT_NAME)
             self._end_wait()
             raise
         self._note_taken(self._end_wait())
@@ -298,9 +296,9 @@ class Pipeline:
 
     def _hear(self, message: Message, fds: list[int]) -> None:
         kind = message[0]
-        if kind == "ready":
-            self._service.was_ready = True
-        elif kind in ("batch", "failed"):
+        if kind in ("ready", "batch", "failed"):
+            self._service.was_ready = True  # an interrupt may have lost the word itself
+        if kind in ("batch", "failed"):
             if message[1] >= self._take_id:
                 self._ready[message[1]] = message
             else:

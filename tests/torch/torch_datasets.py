@@ -484,6 +484,18 @@ class Images(data.Dataset):
         return sums, index, noise if self.draws else torch.zeros(3)
 
 
+class ImagesAtOnce(Images):
+    """Gives several examples at once; each that is asked for alone leaves a folder."""
+
+    def __getitem__(self, index: int) -> Any:
+        example = super().__getitem__(index)
+        (self.folder.parent / "alone" / str(index)).mkdir(parents=True, exist_ok=True)
+        return example
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [Images.__getitem__(self, index) for index in indices]
+
+
 class Prepared(Images):
     """Cannot be asked before ``worker_init_fn`` was called."""
 
