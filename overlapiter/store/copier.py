@@ -167,7 +167,8 @@ class Copier:
                     if source.stat() == original:  # else it is being written: not ours to keep
                         read_bytes = original.size_bytes
         except (OSError, ValueError) as error:  # no file can have a path with a null in it
-            got, read_bytes = self._health.blame_source(home, error), 0
+            if not read_bytes:  # else all has come, and closing alone failed
+                got = self._health.blame_source(home, error)
         read_ns = source.took_ns if source else time.monotonic_ns() - began_ns
         self._note_answers("read slow store", [(file.path, read_ns, read_bytes)])
         if isinstance(got, Copy):
