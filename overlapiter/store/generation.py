@@ -127,12 +127,15 @@ def clear(directory: str) -> None:
 
 
 def make_reserve(generation: str, size_bytes: int) -> None:
-    """Set space aside for the index, if there is any."""
+    """Set space aside for the index, if there is any and none is yet."""
     path = os.path.join(generation, _RESERVE)
-    with contextlib.suppress(OSError):  # it is there, or the disk is full
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # the disk is full
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            allocate(fd, 0, size_bytes)
+            if not os.fstat(fd).st_blocks:
+                allocate(fd, 0, size_bytes)
+        except OSError:
+            os.unlink(path)
         finally:
             os.close(fd)
 
