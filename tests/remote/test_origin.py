@@ -441,6 +441,16 @@ def test_options_that_cannot_travel_are_refused_without_being_shown() -> None:
     assert "hush" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("n_cores", "n_connections"), [(2, 128), (64, 16)])
+def test_prefetchers_have_connections_for_all_reads_before_all_of_them_are_started(
+    n_cores: int, n_connections: int
+) -> None:
+    plan = StagingPlan((), "s3://bucket", "mtime", 16, None, n_cores=n_cores)
+    origin = plan.origin()
+    assert isinstance(origin, RemoteOrigin)
+    assert origin._n_connections == n_connections
+
+
 @pytest.mark.parametrize(("source", "missing"), [("s3://bucket", "fsspec"), ("gs://b", "gcsfs")])
 def test_what_is_not_installed_is_named(monkeypatch: Any, source: str, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
