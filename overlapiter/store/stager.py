@@ -248,6 +248,8 @@ class Stager:
                 part.answers[file.key] = original
             elif is_right:
                 self._accept(part, file, found.extent)
+                if not found.is_verified:
+                    part.verified.append(found.extent)
             else:
                 part.outdated.append(found.extent)
                 part.missing.append(file)
@@ -274,6 +276,8 @@ class Stager:
 
     def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
         """Claim what is missing, and make a job of each copy; ends a job."""
+        verified, part.verified = part.verified, []
+        self._comparer.note_verified(verified)
         owners = self._begin(part, files) if files else {}
         if owners:  # the job goes on
             self._wait(part, Wait(self.stores[part.home], owners))
