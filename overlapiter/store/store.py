@@ -267,15 +267,14 @@ class Store:
                         # Else they would be lost: the next call meets what is the matter.
             return places
 
-        # In a generation that is not in use any more it is of no use, and publishing says so.
-        return self._on(places, look=False)
+        return self._on(places)
 
     def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files, as far as there is any.
 
         Where there was no room the last time, none is asked for but ``again``.
         """
-        return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again), look=False)
+        return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
