@@ -84,7 +84,7 @@ class Claim(NamedTuple):
 
 
 #: A complete copy: the file, where it was written, and its extent.
-Copy = tuple[Wanted, Place, Extent]
+Written = tuple[Wanted, Place, Extent]
 
 
 class Store:
@@ -276,7 +276,7 @@ class Store:
         """
         return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
-    def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
+    def publish(self, copies: Sequence[Written], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
 
         If it raises, the copies are given up, and so are the claims.
@@ -301,7 +301,7 @@ class Store:
     def _publish(
         self,
         opened: OpenGeneration,
-        copies: Sequence[Copy],
+        copies: Sequence[Written],
         paths: Mapping[int, bytes],
         ended: Sequence[int],
     ) -> bool:
