@@ -25,7 +25,7 @@ import tempfile
 
 from overlapiter.errors import StagingError
 
-from .punching import allocate, punch_hole
+from .segments import allocate, punch_hole
 
 _ROOT = "overlapiter"
 _INDEX = "index.sqlite"
@@ -66,11 +66,6 @@ def segments_of(generation: str) -> str:
 def segments_folder(directory: str) -> str:
     """Return the folder of the segments in use below a staging directory."""
     return segments_of(generation_of(directory))
-
-
-def segment_path(folder: str, segment: int) -> str:
-    """Return the path of a segment in its folder."""
-    return f"{folder}/{segment:016x}"
 
 
 def make_generation(directory: str, gone: str = "") -> str:

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeVar
 from . import reclaim, segments
 from .access import Access
 from .extents import Extent, keys_of, source_seed
-from .generation import clear, generation_of, segment_path
+from .generation import clear, generation_of
 from .index import Cursor, IndexBusyError, IndexDamagedError, StaleError
 from .localfiles import remove_left
 from .neighbours import Neighbours
@@ -239,7 +239,7 @@ class Store:
             sizes_and_times = []
             for (number,) in opened.index.rows("SELECT id FROM segment WHERE owner=?", owner):
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(segment_path(opened.folder, number))
+                    found = os.stat(segments.segment_path(opened.folder, number))
                     sizes_and_times.append((found.st_size, found.st_mtime_ns))
             return sizes_and_times
 
