@@ -476,6 +476,24 @@ def slow_to_look(tmp_path: Path) -> tuple[object, ...]:
     return COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--data", "data.py:Data"
 
 
+def test_a_worker_that_is_killed_while_the_server_looks_at_the_files_is_done_without(
+    tmp_path: Path,
+) -> None:
+    job = begin_training(tmp_path, 4, *slow_to_look(tmp_path), is_tolerant=True)
+    try:
+        wait_until((tmp_path / "looking").exists)
+        killed = rank_of(job, 2)
+        killed.kill()
+        wait_until(lambda: not killed.is_running())  # the launcher knows it
+        (tmp_path / "stopped").touch()
+        ended = end_of(tmp_path, job)
+    finally:
+        end_job(job)
+    assert ended.exit_status == 0, ended.output
+    assert "rank 2 is lost" in ended.output
+    assert counts(tmp_path / "result") == TWICE
+
+
 def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_others_in_order(
     tmp_path: Path,
 ) -> None:
