@@ -36,10 +36,10 @@ class ChainerModel:
         self.measure_names = objective.measure_names
         device = objective.device
         self._device = chainer.get_device("@numpy" if device == "cpu" else device)
+        link.to_device(self._device)  # before parameters get their shapes from the first example
         if any(param.array is None for param in link.params()):
             with chainer.using_config("train", False), chainer.no_backprop_mode():
                 self._measures(objective.example)
-        link.to_device(self._device)
         named = [
             (name, each) for name, each in sorted(link.namedparams()) if each.array is not None
         ]

@@ -86,6 +86,26 @@ def test_a_link_that_returns_its_loss_reports_its_accuracy(
     assert records[-1]["val_accuracy"] > 0.6
 
 
+class Placed(chainer.links.Linear):
+    """Gets the shapes of its parameters on its device only."""
+
+    is_placed = False
+
+    def device_resident_accept(self, visitor: Any) -> None:
+        self.is_placed = True
+        super().device_resident_accept(visitor)
+
+    def forward(self, pixels: Any) -> Any:
+        assert self.is_placed
+        return super().forward(pixels)
+
+
+def test_a_link_is_on_its_device_before_it_sees_the_first_example(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    assert overlapiter.mpi.train(lambda: Placed(None, 10), *lists, epochs=1, out=tmp_path / "run")
+
+
 def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     first = tmp_path / "1 \N{PARTY POPPER}"
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=first)
