@@ -146,12 +146,23 @@ def _on_host(array: Any) -> Any:
 
 
 def _persistent(link: Any) -> list[tuple[str, Any, str]]:
-    """Return name, owner and attribute of the persistent values of all links that are numbers."""
-    found = []
-    for name, each in sorted(link.namedlinks()):
-        for key in sorted(each._persistent):
-            value = getattr(each, key)
-            dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
-            if dtype.kind in "biuf":
-                found.append((f"{name}/{key}", each, key))
-    return found
+    """Return name, owner and attribute of the persistent values of all links that can travel."""
+    return [
+        (f"{name}/{key}", each, key)
+        for name, each in sorted(link.namedlinks())
+        for key in sorted(each._persistent)
+        if _can_travel(np.asarray(_on_host(getattr(each, key))))
+    ]
+
+
+def _can_travel(value: NDArray[Any]) -> bool:
+    """Return whether a value can be averaged in single precision; a mask of -inf cannot.
+
+    One that cannot stays as it is on each rank.
+    """
+    if value.dtype.kind not in "biuf":
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit differs then
+        single = value.astype(np.float32)
+        is_same = value.dtype.kind == "f" or np.array_equal(single.astype(value.dtype), value)
+    return is_same and bool(np.isfinite(single).all())

@@ -106,6 +106,33 @@ def test_a_link_is_on_its_device_before_it_sees_the_first_example(
     assert overlapiter.mpi.train(lambda: Placed(None, 10), *lists, epochs=1, out=tmp_path / "run")
 
 
+class WithValues(chainer.Chain):
+    """Has persistent values that have no mean in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.layer = chainer.links.Linear(None, 10)
+        self.add_persistent("mask", np.array([0.0, -np.inf], np.float32))
+        self.add_persistent("key", 123_456_789)
+        self.add_persistent("is_used", np.array([True, False]))
+
+    def forward(self, pixels: Any) -> Any:
+        assert self.key == 123_456_789
+        return self.layer(pixels)
+
+
+@pytest.mark.parametrize("algorithm", ["downpour", "easgd"])
+def test_a_link_keeps_its_masks_and_its_large_whole_numbers(
+    tmp_path: Path, lists: tuple[Path, Path], algorithm: str
+) -> None:
+    overlapiter.mpi.train(WithValues, *lists, epochs=1, algorithm=algorithm, out=tmp_path / "run")
+    arrays = weights(tmp_path / "run")
+    assert arrays["mask"].tolist() == [0.0, -np.inf]
+    assert arrays["key"] == 123_456_789
+    assert arrays["is_used"].tolist() == [True, False]
+
+
 def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     first = tmp_path / "1 \N{PARTY POPPER}"
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=first)
