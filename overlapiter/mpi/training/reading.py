@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from overlapiter.options import Staging
 from overlapiter.planning import staging_plan
+from overlapiter.sources import normalised
 from overlapiter.store.outcome import Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
@@ -64,6 +65,7 @@ class Pieces:
 
         The path lasts until the next call; without a copy it is that of the source.
         """
+        path = normalised(path)
         if self._stager is None:
             self._begin_staging()
             assert self._stager is not None

@@ -499,16 +499,21 @@ def test_a_data_class_that_exits_is_a_failed_run(tmp_path: Path) -> None:
         overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
 
 
-def test_each_file_is_opened_once_before_the_training_begins(tmp_path: Path) -> None:
-    (tmp_path / "rows.py").write_text(
+def noting_opens(folder: Path) -> str:
+    """Return a data class of HDF5 files that notes the paths that it opens, in ``opened``."""
+    (folder / "rows.py").write_text(
         "from overlapiter.mpi.training.data import Hdf5File\n"
         "class Rows(Hdf5File):\n"
         "    def __init__(self, path):\n"
         "        super().__init__(path, ('features', 'labels'))\n"
-        f"        with open({str(tmp_path / 'opened')!r}, 'a') as log:\n"
+        f"        with open({str(folder / 'opened')!r}, 'a') as log:\n"
         "            print(path, file=log)\n"
     )
-    words: dict[str, Any] = COUNTED | {"data": f"{tmp_path / 'rows.py'}:Rows"}
+    return f"{folder / 'rows.py'}:Rows"
+
+
+def test_each_file_is_opened_once_before_the_training_begins(tmp_path: Path) -> None:
+    words: dict[str, Any] = COUNTED | {"data": noting_opens(tmp_path)}
     listing = write_numbers(tmp_path)
     with pytest.raises(TrainingError, match="no parameters"):
         overlapiter.mpi.train(lambda: Counting(0), listing, **words, out=tmp_path / "run")
@@ -534,6 +539,23 @@ def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) 
         assert holding["n_files"] == 6
     finally:
         inventory.close()
+
+
+def test_files_are_read_from_their_copies_however_they_are_listed(tmp_path: Path) -> None:
+    source = tmp_path / "slow"
+    source.mkdir()
+    write_numbers(source)
+    listing = source / "other.txt"
+    listing.write_text(f"./numbers0.h5\n../slow/numbers1.h5\n{source}//numbers2.h5\nnumbers4.h5\n")
+    overlapiter.mpi.train(
+        COUNTING, listing, **COUNTED, epochs=2, staging=tmp_path / "fast", source=source,
+        data=noting_opens(tmp_path), out=tmp_path / "run",
+    )  # fmt: skip
+    opened = (tmp_path / "opened").read_text().splitlines()
+    before, later = opened[:4], opened[4:]  # it looks at each file once before it trains
+    assert all(path.startswith(str(source)) for path in before)
+    assert later
+    assert not any(path.startswith(str(source)) for path in later)
 
 
 def _damage(path: Path) -> None:
