@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -17,7 +18,9 @@ import pytest
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.curves import draw
+from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.settings import read_toml
+from overlapiter.options import Staging
 from tests.mpi.waiting import wait_until
 
 from .counting import Counting
@@ -366,8 +369,6 @@ def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path
             if self.n > 130:
                 raise Ended
 
-    from overlapiter.mpi.training.job import NoListener
-
     listener = NoListener()
     listener.progress = Ending()  # type: ignore[method-assign]  # for the test
     listing, out = write_numbers(tmp_path), tmp_path / "run"
@@ -556,6 +557,26 @@ def test_files_are_read_from_their_copies_however_they_are_listed(tmp_path: Path
     assert all(path.startswith(str(source)) for path in before)
     assert later
     assert not any(path.startswith(str(source)) for path in later)
+
+
+def test_a_run_whose_staging_directory_is_full_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = functools.partial(Staging, capacity=16384)  # the five files need more
+    monkeypatch.setattr("overlapiter.mpi.training.reading.Staging", small)
+    said: list[str] = []
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    source, staging = tmp_path / "slow", tmp_path / "fast"
+    source.mkdir()
+    overlapiter.mpi.train(
+        COUNTING, write_numbers(source), **COUNTED, epochs=2, staging=staging, source=source,
+        listener=listener, out=tmp_path / "run",
+    )  # fmt: skip
+    assert counts(tmp_path / "run") == [2] * 100
+    assert said == [
+        f"{staging} has no room: files are read from {source}; `overlapiter evict` makes some"
+    ]
 
 
 def _damage(path: Path) -> None:
