@@ -234,6 +234,28 @@ def test_models_are_built_before_the_training_whose_random_numbers_they_would_ta
     assert builders == [threading.main_thread()] * 3
 
 
+def test_a_model_file_imports_its_neighbours_when_it_builds_the_model_and_extends_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "model.py").write_text(
+        "import os, sys\n"
+        "sys.path.insert(0, os.path.join(os.path.dirname(__file__), 'lib'))\n"
+        "def build_model():\n"
+        "    from beside_the_model import N_EXAMPLES\n"
+        "    from of_the_library import Counting\n"
+        "    return Counting(N_EXAMPLES)\n"
+    )
+    (tmp_path / "beside_the_model.py").write_text("N_EXAMPLES = 100\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "of_the_library.py").write_text(
+        "from tests.mpi.training.counting import Counting\n"
+    )
+    words: dict[str, Any] = COUNTED | {"epochs": 1, "out": tmp_path / "run"}
+    overlapiter.mpi.train(tmp_path / "model.py", write_numbers(tmp_path), **words)
+    assert sys.path.count(str(tmp_path)) == 1
+
+
 class Ended(Exception):
     pass
 
