@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,14 @@ def test_a_model_file_imports_its_neighbours_when_it_builds_the_model_and_extend
     words: dict[str, Any] = COUNTED | {"epochs": 1, "out": tmp_path / "run"}
     overlapiter.mpi.train(tmp_path / "model.py", write_numbers(tmp_path), **words)
     assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_the_cpu_time_of_an_epoch_is_none_of_what_the_process_did_before(tmp_path: Path) -> None:
+    began = time.process_time()  # after all that was imported
+    listing = write_numbers(tmp_path)
+    records = overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=1, out=tmp_path / "run")
+    assert records is not None
+    assert records[0]["cpu_seconds"] <= time.process_time() - began
 
 
 class Ended(Exception):
