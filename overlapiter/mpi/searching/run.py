@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError
-from overlapiter.mpi.training.checkpoint import path_in
+from overlapiter.mpi.training import checkpoint
 from overlapiter.mpi.training.ending import expect_end, start_together
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder
@@ -228,6 +228,5 @@ def _lead(
         trial = study.tell(asked)
         if trial is None:  # this rank did not answer for a while, and another group does it
             continue
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path_in(trial.out))
+        checkpoint.remove(trial.out)
         on_trial(trial, study)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import threading
@@ -22,6 +23,13 @@ _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 def path_in(out: str) -> str:
     """Return the path of the checkpoint in the directory of a run."""
     return os.path.join(out, _NAME)
+
+
+def remove(out: str) -> None:
+    """Remove the checkpoint in the directory of a run, and what workers keep beside it."""
+    for name in glob.glob("checkpoint*.npz", root_dir=out):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(out, name))
 
 
 @contextlib.contextmanager

@@ -273,6 +273,17 @@ def test_a_search_goes_on_after_a_trial_that_cannot_be_trained(
 
 
 @pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+def test_nothing_is_left_to_go_on_from_where_a_trial_has_ended(tmp_path: Path) -> None:
+    write_numbers(tmp_path)
+    (trial,) = search_here(
+        tmp_path, {"batch": [2, 4]}, 1, algorithm="easgd", checkpoint_seconds=0.0
+    ).trials()
+    assert trial.state == "complete"
+    assert (Path(trial.out) / "weights.npz").exists()
+    assert not [*Path(trial.out).glob("checkpoint*")]
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 def test_a_search_whose_files_are_missing_is_refused_and_goes_on_when_they_are_there(
     tmp_path: Path,
 ) -> None:
