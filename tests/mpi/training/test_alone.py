@@ -678,6 +678,7 @@ def test_files_that_cannot_be_trained_on_are_named(
         ({"momentum": 1.0}, "momentum: 1.0 is too large"),
         ({"beta": 1.5}, "beta: 1.5 is too large"),
         ({"quorum": 0.0}, "is no share of the workers"),
+        ({"worker_timeout": 1e9}, "worker_timeout: 1000000000.0 is too large"),
         ({"synchronous": True, "algorithm": "gem"}, "gem has no such mode"),
         ({"masters": 1}, "start it by mpiexec"),
         ({"masters": 2, "algorithm": "easgd"}, "average gradients, and easgd sends none"),
