@@ -34,10 +34,17 @@ def remove(out: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str, mode: str, **more: Any) -> Iterator[IO[Any]]:
-    """Open a file to be written such that a reader sees all of it, or what was there before."""
-    with open(f"{path}.new", mode, **more) as file:
+    """Open a file to be written such that a reader sees all of it, or what was there before.
+
+    If it cannot be written, nothing is left of it.
+    """
+    new = f"{path}.new"
+    with contextlib.ExitStack() as failed, open(new, mode, **more) as file:
+        failed.callback(os.unlink, new)
         yield file
-    os.replace(f"{path}.new", path)
+        file.flush()
+        os.replace(new, path)
+        failed.pop_all()
 
 
 def write_text(path: str, text: str) -> None:

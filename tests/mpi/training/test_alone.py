@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import resource
 import shutil
 import sys
 import threading
@@ -444,6 +445,19 @@ def test_a_damaged_checkpoint_is_named_and_that_of_a_worker_is_done_without(
     os.truncate(out / "checkpoint.npz", length)
     with pytest.raises(TrainingError, match=r"checkpoint\.npz cannot be read"):
         overlapiter.mpi.train(DIGITS, *lists, algorithm="gem", epochs=3, out=out)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of NumPy: a ZIP
+def test_a_checkpoint_that_does_not_fit_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    words: dict[str, Any] = COUNTED | {"epochs": 1, "out": tmp_path / "run"}
+    listing, (soft, hard) = write_numbers(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
+    try:
+        with pytest.raises(TrainingError, match=r"checkpoint\.npz cannot be written"):
+            overlapiter.mpi.train(lambda: Counting(100_000), listing, **words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [each.name for each in (tmp_path / "run").glob("checkpoint*")] == []
 
 
 def test_another_run_is_not_taken_for_the_one_that_was_ended(
