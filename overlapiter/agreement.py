@@ -5,6 +5,8 @@ It calls the communicator that it is given, and does not import MPI.
 
 from __future__ import annotations
 
+import contextlib
+import operator
 import secrets
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -30,7 +32,7 @@ class Communicator(Protocol):
 class _Proposal(NamedTuple):
     """What a rank sends the others."""
 
-    node: tuple[str, str]
+    node: str
     seed: int | None
     drawn_seed: int
     shuffle: bool
@@ -59,7 +61,11 @@ def scatter_order(
     Raises:
         OptionError: An argument cannot work, or is not the same on all ranks; on each of them.
     """
-    own = _Proposal(this_host().key, seed, secrets.randbits(48), shuffle, remainder)
+    if seed is not None:
+        with contextlib.suppress(TypeError):  # what is no number is refused on all ranks, below
+            seed = operator.index(seed)  # of any type; NumPy's is not one that JSON has
+    node = " ".join(this_host().key)  # what a directory gives back has no tuples
+    own = _Proposal(node, seed, secrets.randbits(48), shuffle, remainder)
     found: list[tuple[Any, ...]] = allgather(comm, tuple(own))
     proposals = [_Proposal(*fields) for fields in found]
     for name in ("seed", "shuffle", "remainder"):

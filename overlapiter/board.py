@@ -106,7 +106,6 @@ class Counter(enum.IntEnum):
 
     # Of the supervisor: how steady the slow store is; the changes are millionths.
     STORE_BUSY_NS = 72
-    RATE_CHANGES = 73
     FILE_RATE_CHANGES = 74
     BYTE_RATE_CHANGES = 75
 

@@ -31,11 +31,16 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import traceback
+import warnings
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 _SHOWN_EXAMPLES = 3
+#: Whose lines are none of the user's; PyTorch's loader calls ours.
+_PACKAGES = ("overlapiter.", "torch.utils.data.")
 
 
 class OverlapError(Exception):
@@ -300,3 +305,12 @@ class FailureWarning(RuntimeWarning):
 
 class TrainingError(OverlapError):
     """A training over MPI could not begin, or could not go on; the message says why."""
+
+
+def warn(text: str, kind: type[Warning]) -> None:
+    """Give a warning that names the user's line: the first one outside of this package."""
+    frame: FrameType | None = sys._getframe()
+    level = 1
+    while frame is not None and f"{frame.f_globals.get('__name__')}.".startswith(_PACKAGES):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, kind, stacklevel=level)

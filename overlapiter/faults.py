@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -17,6 +16,7 @@ from overlapiter.errors import (
     TooManyBadExamplesError,
     WorkerDiedError,
     example_words,
+    warn,
 )
 from overlapiter.sources import declared_paths
 
@@ -102,7 +102,7 @@ def warn_if_failure_hangs() -> None:
         )
     else:
         return
-    warnings.warn(text, FailureWarning, stacklevel=4)
+    warn(text, FailureWarning)
 
 
 def _main_source() -> str:
@@ -126,21 +126,17 @@ class SkippedExamples:
     Args:
         limit: How many there may be; None if none is ever left out.
         dataset: The dataset, which may declare the files of its examples.
-        keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
-            cannot pass over one of which nothing is left.
-        n_calls: Calls from the user's line to the one that calls :meth:`judge`: warnings name it.
 
     Attributes:
+        keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
+            cannot pass over one of which nothing is left.
         errors: The error of each of them, by index, in the order in which they were met.
     """
 
-    def __init__(
-        self, limit: int | None, dataset: Any, *, keeps_step: bool = False, n_calls: int = 1
-    ) -> None:
+    def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
         self._limit = limit or 0
-        self._keeps_step = keeps_step
+        self.keeps_step = keeps_step
         self._dataset = dataset
-        self._n_calls = n_calls
         self._n_in_a_row = 0
         self.errors: dict[int, ExampleError] = {}
 
@@ -161,7 +157,7 @@ class SkippedExamples:
         too_many = self.note(batch)
         if too_many is not None or batch or not batch.skipped:
             return too_many, False
-        if not self._keeps_step:
+        if not self.keeps_step:
             return None, True
         empty = EmptyBatchError([self.errors[each.index] for each in batch.skipped])
         empty.__cause__ = batch.skipped[-1]
@@ -190,11 +186,10 @@ class SkippedExamples:
             return too_many
         if not n_before:
             error = self.errors[batch.skipped[0].index]
-            warnings.warn(
+            warn(
                 f"{example_words(error.index, error.paths)} could not be read and is left out: "
                 f"{error.reason}. Further ones are left out silently, up to {self._limit}: look at "
                 f"the attribute 'skipped' of the iterator, or of PyTorch's loader",
                 BadExampleWarning,
-                stacklevel=3 + self._n_calls,
             )
         return None

@@ -15,21 +15,19 @@ import os
 import pickle
 import socket
 import time
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
-from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
+from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described, warn
 from overlapiter.faults import FailedBatch, WaitTimeoutError
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.lent import LentSlots
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
-from overlapiter.sharedmem.segments import SEGMENT_NAME
 from overlapiter.sharedmem.slots import MiniBatch, Views
 from overlapiter.tracing import OFF, Tracing, chosen_trace
-from overlapiter.workers.ipc.channel import ChannelClosedError, Message, close_lost
+from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.supervisor.service import Service
@@ -159,7 +157,6 @@ class Pipeline:
         except WaitTimeoutError:
             raise
         except BaseException:
-            close_lost(SEGMENT_NAME)
             self._end_wait()
             raise
         self._note_taken(self._end_wait())
@@ -299,9 +296,9 @@ class Pipeline:
 
     def _hear(self, message: Message, fds: list[int]) -> None:
         kind = message[0]
-        if kind == "ready":
-            self._service.was_ready = True
-        elif kind in ("batch", "failed"):
+        if kind in ("ready", "batch", "failed"):
+            self._service.was_ready = True  # an interrupt may have lost the word itself
+        if kind in ("batch", "failed"):
             if message[1] >= self._take_id:
                 self._ready[message[1]] = message
             else:
@@ -315,7 +312,7 @@ class Pipeline:
         elif kind == "trouble":
             if message[1] not in self._warned:  # another supervisor may report it again
                 self._warned.add(message[1])
-                warnings.warn(message[1], StagingWarning, stacklevel=7)
+                warn(message[1], StagingWarning)
         elif kind == "description":
             self._stalled = message[1:]
         elif kind == "fatal":

@@ -8,11 +8,10 @@ import errno
 import itertools
 import os
 import socket
-import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlapiter.errors import OptionError, StagingError, StagingWarning
+from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.redirection import added_readers
@@ -100,6 +99,20 @@ def check_size(dataset_size: int) -> None:
         )
 
 
+class Joined(NamedTuple):
+    """What a rank keeps of having met the others; nothing of it if all of them share a node.
+
+    Attributes:
+        peers: The nodes, for the workers.
+        listener: Where other nodes come.
+        share: What this node holds for them.
+    """
+
+    peers: PeersPlan | None = None
+    listener: socket.socket | None = None
+    share: NodeShare | None = None
+
+
 def with_staging(
     plan: SupervisorPlan,
     parcel: Parcel,
@@ -108,50 +121,52 @@ def with_staging(
     first_indices: list[int],
     *,
     sampler: object = None,
-) -> tuple[SupervisorPlan, socket.socket | None, NodeShare | None]:
+    joined: Joined | None = None,
+) -> tuple[SupervisorPlan, Joined | None]:
     """Add to a plan how files are staged; collective where there are to be peers.
 
-    A parcel is closed where something is raised.
+    With what an earlier call has returned as ``joined`` no other rank is asked. A parcel is closed
+    where something is raised.
 
     Returns:
-        The plan; where other nodes come, which is the caller's; and what this node holds. None for
-        these if there is nothing to fetch from other nodes.
+        The plan; and what the ranks have agreed on, whose listener is the caller's. None without
+        peers.
 
     Raises:
-        OptionError: A value cannot work here, the order of other ranks is not known, or they
-            cannot be reached.
+        OptionError: A value cannot work here, the order of other ranks is not known, they have
+            other data, or they cannot be reached.
         StagingError: The staging directory cannot be made or written.
     """
     if staging is None:
-        return plan, None, None
+        return plan, None
+    plans: list[StagingPlan] = []
 
-    prepared: list[tuple[StagingPlan, bool]] = []
+    def prepare() -> str:
+        plans.append(staging_plan(staging, dataset, first_indices))
+        return f"{plan.dataset_size} examples below {plans[0].real_source or plans[0].source}"
 
-    def prepare() -> None:
-        staged = staging_plan(staging, dataset, first_indices)
-        prepared.append((staged, names_source(parcel, staged.source)))
-
-    peers, listener, share = None, None, None
     try:
-        if staging.peers is None:
+        if staging.peers is None or joined is not None:
             prepare()
         else:
-            peers, listener, share = _join_peers(staging.peers, prepare, sampler, plan.dataset_size)
+            joined = _join_peers(staging.peers, prepare, sampler, plan.dataset_size)
     except BaseException:
         parcel.close()
         raise
-    staged, names = prepared[0]
-    staged = dataclasses.replace(staged, peers=peers)
-    return dataclasses.replace(plan, staging=staged, names_source=names), listener, share
+    if staging.peers is None:
+        joined = None
+    staged = dataclasses.replace(plans[0], peers=None if joined is None else joined.peers)
+    names = names_source(parcel, staged.source)
+    return dataclasses.replace(plan, staging=staged, names_source=names), joined
 
 
 def _join_peers(
-    peers: object,
-    prepare: Callable[[], None],
-    sampler: object,
-    dataset_size: int,
-) -> tuple[PeersPlan | None, socket.socket | None, NodeShare | None]:
-    """Prepare staging on all ranks, or on none, and have the nodes of the job find each other."""
+    peers: object, prepare: Callable[[], str], sampler: object, dataset_size: int
+) -> Joined:
+    """Prepare staging on all ranks, or on none, and have the nodes of the job find each other.
+
+    What preparing returns has to be the same on all ranks: they compute from it who reads what.
+    """
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
             "peers",
@@ -162,11 +177,33 @@ def _join_peers(
     from overlapiter.peers.rendezvous import communicator_of, from_all, join
 
     comm = communicator_of(peers, sampler.rank, sampler.size)
-    from_all(comm, prepare)
+    found = from_all(comm, prepare)
+    kinds = [*dict.fromkeys(found)]
+    if len(kinds) > 1:
+        shown = ", ".join(f"rank {found.index(kind)} has {kind}" for kind in kinds[:8])
+        raise OptionError(
+            "peers",
+            f"the ranks do not have the same data: {shown}; give all of them the same dataset, and "
+            f"a source whose path without symbolic links is the same on all nodes",
+        )
     joined = join(comm, sampler.rank)
     if joined is None:
-        return None, None, None
-    return joined.plan, joined.listener, NodeShare(sampler, joined.node_of_rank, dataset_size)
+        return Joined()
+    share = NodeShare(sampler, joined.node_of_rank, dataset_size)
+    return Joined(joined.plan, joined.listener, share)
+
+
+def tell_peers(staging: Staging | None, sampler: object, error: Exception) -> None:
+    """Tell the other ranks, which wait in :func:`with_staging`, what keeps this one from it.
+
+    Does nothing without peers.
+    """
+    if staging is None or staging.peers is None or not isinstance(sampler, ScatteredOrder):
+        return
+    from overlapiter.peers.rendezvous import communicator_of, tell
+
+    with contextlib.suppress(Exception):  # the caller raises what comes first
+        tell(communicator_of(staging.peers, sampler.rank, sampler.size), error)
 
 
 def default_prefetchers(n_cores: int) -> int:
@@ -206,12 +243,11 @@ def _site_of(tier: Tier, keep_free: int | str) -> Site:
 
 def _warn_of_old_store(directory: str) -> None:
     if old_store(directory):
-        warnings.warn(
+        warn(
             f"{directory} holds files that an earlier version of overlapiter staged, in a form "
             f"that this one does not read: they are left alone; `overlapiter evict {directory} "
             f"--old` removes them",
             StagingWarning,
-            stacklevel=6,
         )
 
 
@@ -262,12 +298,11 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             f"files",
         )
     if len(outside) > len(paths) / 2:
-        warnings.warn(
+        warn(
             f"{len(outside)} of the {len(paths)} files of the first mini-batch do not lie below "
             f"the source {source} and are not staged, {shown} for example; name a directory "
             f"above all of them as Staging.source",
             StagingWarning,
-            stacklevel=6,
         )
 
 

@@ -106,10 +106,9 @@ class Stats:
         more_reads_in_vain: 1 if more reads in flight were tried and brought nothing.
         store_busy_seconds: For how long files were being read from the slow store.
             ``bytes_staged`` divided by it: what the store gives while it is asked.
-        rate_changes: How often the rates of the slow store were compared, each time those of some
-            24 files with those of the ones before.
-        file_rate_changes: Sum of the squares of the relative changes of files per second, in
-            millionths. Below ``byte_rate_changes``: the store serves so many requests at once.
+        file_rate_changes: Sum of the squares of the relative changes of files per second, each time
+            from some 24 files to the next ones, in millionths. Below ``byte_rate_changes``: the
+            store serves so many requests at once.
         byte_rate_changes: Sum of the squares of the relative changes of bytes per second. Below
             ``file_rate_changes``: its bandwidth is the limit. Both alike: neither is, or all files
             have one size.
@@ -176,7 +175,6 @@ class Stats:
     reads_in_flight: int
     more_reads_in_vain: int
     store_busy_seconds: float
-    rate_changes: int
     file_rate_changes: int
     byte_rate_changes: int
     files_found_staged: int

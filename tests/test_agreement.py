@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import overlapiter
@@ -40,7 +43,7 @@ class FakeChainerComm(FakeComm):
 
 
 def proposal(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> dict[str, Any]:
-    fields = {"node": (node, ""), "seed": seed, "drawn_seed": drawn_seed}
+    fields = {"node": f"{node} ", "seed": seed, "drawn_seed": drawn_seed}
     return {**fields, "shuffle": True, "remainder": "fill", **options}
 
 
@@ -74,3 +77,13 @@ def test_ranks_that_do_not_agree_all_raise_an_error(others, name):
     with pytest.raises(OptionError, match="differs between the ranks") as caught:
         overlapiter.scatter_order(FakeComm(0, [others]), 3)
     assert caught.value.option == name
+
+
+def test_ranks_that_meet_in_a_directory_find_their_neighbours(tmp_path: Path) -> None:
+    def neighbours(rank: int) -> tuple[int, ...]:
+        comm = overlapiter.Rendezvous(tmp_path / "meet", rank, 3)
+        sampler = overlapiter.scatter_order(comm, np.int64(3))
+        return sampler.of_neighbours({0: sampler.of_epoch(0, 9)}, 9)[0].shape
+
+    with ThreadPoolExecutor(3) as ranks:
+        assert [*ranks.map(neighbours, range(3))] == [(3, 2)] * 3

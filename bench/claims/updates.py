@@ -33,7 +33,9 @@ MEANINGS = {
     "numpy": "NumPy by blocks",
     "numba": "Numba, one pass",
 }
-OPTIMIZERS = ("sgd", "momentum", "adam", "adadelta", "rmsprop")
+#: The learning rates that Chainer takes if it is given none.
+RATES = {"sgd": 0.01, "momentum": 0.01, "adam": 0.001, "adadelta": 1.0, "rmsprop": 0.01}
+OPTIMIZERS = tuple(RATES)
 #: The published gain of NumExpr over NumPy for one update of Adam is 20 ms to 6 ms.
 _TARGET = 20 / 6
 _MILLION = 1_000_000
@@ -83,26 +85,28 @@ def _updater(
 ) -> Callable[[], np.ndarray | None]:
     """Return what makes one update, beginning with it where that is slower the first time."""
     from overlapiter.mpi.training.optimizers import ServerOptimizer
-    from overlapiter.mpi.training.rules import RULES
 
     if means == "plain":
-        update = _plain(RULES[name], weights, gradient)
+        update = _plain(name, weights, gradient)
     elif means == "chainer":
         update = _of_chainer(name, weights, gradient)
     else:
-        update = partial(ServerOptimizer(name, means=means).update, weights, gradient)
+        update = partial(ServerOptimizer(name, RATES[name], means=means).update, weights, gradient)
     update()
     return update
 
 
-def _plain(rule, weights, gradient):
+def _plain(name, weights, gradient):
     """Return an update as the equations are written: whole arrays, and new ones for all results."""
+    from overlapiter.mpi.training.rules import RULES
+
+    rule = RULES[name]
     news, n_updates = (weights, *(0 * weights for _ in rule.slots)), 0
 
     def update():
         nonlocal news, n_updates
         n_updates += 1
-        constants = rule.constants(rule.learning_rate, n_updates, 0.9)
+        constants = rule.constants(RATES[name], n_updates, 0.9)
         news = rule.step(news[0], gradient, *news[1:], *constants)
         return news[0]
 

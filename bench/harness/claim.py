@@ -6,9 +6,11 @@ import argparse
 import compileall
 import dataclasses
 import datetime
+import functools
 import importlib
 import json
 import os
+import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
@@ -69,7 +71,9 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     )
     add_arguments(parser, claim.Options)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
-    options = claim.Options(**vars(parser.parse_args(arguments)))
+    given = vars(parser.parse_args(arguments)).items()
+    # A run is a process in the folder of the checkout.
+    options = claim.Options(**{k: v.absolute() if isinstance(v, Path) else v for k, v in given})
     for field in dataclasses.fields(options) if options.quick else ():
         setattr(options, field.name, field.metadata.get("quick", getattr(options, field.name)))
     try:
@@ -80,8 +84,11 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Do all runs of a claim, write and print the result, draw it; return the exit status."""
-    options, claim, commit = parse(name, arguments), claim_of(name), commit_facts()
+    """Do all runs of a claim, write, draw and print the result; return the exit status."""
+    is_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
+    # For machines the result itself is all that is on standard output.
+    tell = functools.partial(print, file=sys.stderr if is_json else sys.stdout)
+    options, claim, commit = parse(name, words), claim_of(name), commit_facts()
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     options.local.mkdir(parents=True, exist_ok=True)
     # As pip does: with PYTHONDONTWRITEBYTECODE each process would compile what it imports, 0.1 s.
@@ -97,7 +104,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         "benchmark": name,
         **commit,
         "date": began.isoformat(timespec="seconds"),
-        "command": command_of(name, arguments),
+        "command": command_of(name, words),
         "machine": machine_facts(),
         "load_average": load_average,
         "staging_filesystem": disk,
@@ -106,12 +113,14 @@ def run(name: str, arguments: Sequence[str]) -> int:
     result = with_targets({**facts, **found})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
-    print(f"{head(result)}\n\n{text_of(result)}\n")
-    print(f"Every number is in {os.path.relpath(options.out)}.")
+    written = os.path.relpath(options.out)
+    tell(f"{head(result)}\n\n{text_of(result)}\n\nEvery number is in {written}.")
     for figure in draw([options.out]):
-        print(f"A figure: {os.path.relpath(figure)}")
+        tell(f"A figure: {os.path.relpath(figure)}")
     faults = claim.faults(result) if hasattr(claim, "faults") else []
-    print("".join(f"FAULT: {text}\n" for text in faults), end="")
+    tell("".join(f"FAULT: {text}\n" for text in faults), end="")
+    if is_json:
+        print(json.dumps(result))
     return int(bool(faults))
 
 

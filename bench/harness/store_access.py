@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from overlapiter.store.extents import Extent, checksum_of
 from overlapiter.store.places import write_files
 from overlapiter.store.site import Run, Site
-from overlapiter.store.store import Copy, Store, Wanted
+from overlapiter.store.store import Store, Wanted, Written
 
 _MTIME = 10**18
 
@@ -34,7 +34,7 @@ def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
     wanted = wanted_of(store, names)
     mine = set(store.claim(wanted).mine)
     files = [file for file in wanted if file.key in mine]
-    copies: list[Copy] = []
+    copies: list[Written] = []
     while left := files[len(copies) :]:
         places = store.places([max(len(data), 1)] * len(left))
         if not places:

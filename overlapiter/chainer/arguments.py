@@ -23,10 +23,6 @@ from overlapiter.order import (
 OrderSampler = Callable[[Any, int], Any]
 
 
-class DefaultSampler(chainer.iterators.ShuffleOrderSampler):
-    """Chainer's sampler, made here rather than given by the user."""
-
-
 class SeededShuffle:
     """The order that follows from the iterator's ``seed``."""
 
@@ -37,12 +33,8 @@ class SeededShuffle:
         """Return the order of an epoch."""
         return seeded_order(self._seed, epoch, dataset_size)
 
-    def __call__(self, current_order: Any, current_position: int) -> Any:
-        """Refuse: this is Chainer's way to ask, without the epoch."""
-        raise NotImplementedError("the order follows from the iterator's seed")
 
-
-def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
+def order_source(sampler: OrderSampler | EpochSampler | None, size: int) -> NextOrder | None:
     """Return the function that gives the order of an epoch; None for ascending order."""
     if sampler is None:
         return None
@@ -80,7 +72,7 @@ def check_timeout(dataset_timeout: float | None) -> float | None:
 
 def choose_sampler(
     shuffle: bool | None, order_sampler: OrderSampler | None, seed: int | None
-) -> OrderSampler | None:
+) -> OrderSampler | EpochSampler | None:
     """Return the order sampler that the arguments ask for; None for ascending order.
 
     Raises:
@@ -96,13 +88,13 @@ def choose_sampler(
         return order_sampler
     if shuffle is not None and not shuffle:
         return None
-    return DefaultSampler() if seed is None else SeededShuffle(seed)
+    return chainer.iterators.ShuffleOrderSampler() if seed is None else SeededShuffle(seed)
 
 
 def arguments_of(iterator: Any) -> dict[str, Any]:
     """Return the arguments that make another iterator like this one."""
     sampler = iterator.order_sampler
-    has_own_sampler = not isinstance(sampler, (DefaultSampler, SeededShuffle, type(None)))
+    has_own_sampler = sampler is not None and sampler is not iterator._made_sampler
     names = (
         "dataset", "batch_size", "repeat", "n_processes", "n_prefetch", "shared_mem",
         "dataset_timeout", "staging", "seed", "bad_examples",

@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import time
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -25,7 +24,7 @@ from overlapiter.chainer.arguments import (
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
-from overlapiter.errors import ExampleError, PipelineError
+from overlapiter.errors import ExampleError, PipelineError, warn
 from overlapiter.faults import (
     FailedBatch,
     SkippedExamples,
@@ -147,6 +146,7 @@ class OverlapIterator(ProgressAttributes):
         in_step = repeat and isinstance(order_sampler, ScatteredOrder) and order_sampler.size > 1
         self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
+        self._made_sampler = self.order_sampler if order_sampler is None else None
         # As in the original, later changes of these attributes do not reach the workers.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
         self.trace = trace
@@ -226,7 +226,7 @@ class OverlapIterator(ProgressAttributes):
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
                 self._unfinished_at = None  # where the warning is an error it ends the call
-                warnings.warn(text, self.TimeoutWarning, stacklevel=4)
+                warn(text, self.TimeoutWarning)
                 self._unfinished_at = self._progress
 
     def _submit_again(self) -> None:
@@ -288,9 +288,15 @@ class OverlapIterator(ProgressAttributes):
                 self._pipeline.submit(step.index_list)
 
     def _start(self, created_ns: int) -> None:
-        warn_if_failure_hangs()
-        self._trace, self._owns_trace = chosen_trace(self.trace)
-        parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
+        try:
+            warn_if_failure_hangs()
+            self._trace, self._owns_trace = chosen_trace(self.trace)
+            parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
+        except Exception as error:
+            from overlapiter.planning import tell_peers  # not before the forkserver starts
+
+            tell_peers(self.staging, self.order_sampler, error)
+            raise
         from overlapiter.pipeline import Pipeline  # while the forkserver starts
         from overlapiter.planning import with_staging
         from overlapiter.workers.plan import SupervisorPlan
@@ -310,9 +316,11 @@ class OverlapIterator(ProgressAttributes):
         )
         indices = range(len(self.dataset)) if order is None else order
         first = [int(index) for index in indices[: self.batch_size]]
-        plan, listener, self._share = with_staging(
+        plan, joined = with_staging(
             plan, parcel, self.staging, self.dataset, first, sampler=self.order_sampler
         )
+        listener = None if joined is None else joined.listener
+        self._share = None if joined is None else joined.share
         self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
         self._owner_pid = os.getpid()
         self._submit_first()

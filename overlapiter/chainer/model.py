@@ -36,10 +36,10 @@ class ChainerModel:
         self.measure_names = objective.measure_names
         device = objective.device
         self._device = chainer.get_device("@numpy" if device == "cpu" else device)
+        link.to_device(self._device)  # before parameters get their shapes from the first example
         if any(param.array is None for param in link.params()):
             with chainer.using_config("train", False), chainer.no_backprop_mode():
                 self._measures(objective.example)
-        link.to_device(self._device)
         named = [
             (name, each) for name, each in sorted(link.namedparams()) if each.array is not None
         ]
@@ -146,12 +146,23 @@ def _on_host(array: Any) -> Any:
 
 
 def _persistent(link: Any) -> list[tuple[str, Any, str]]:
-    """Return name, owner and attribute of the persistent values of all links that are numbers."""
-    found = []
-    for name, each in sorted(link.namedlinks()):
-        for key in sorted(each._persistent):
-            value = getattr(each, key)
-            dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
-            if dtype.kind in "biuf":
-                found.append((f"{name}/{key}", each, key))
-    return found
+    """Return name, owner and attribute of the persistent values of all links that can travel."""
+    return [
+        (f"{name}/{key}", each, key)
+        for name, each in sorted(link.namedlinks())
+        for key in sorted(each._persistent)
+        if _can_travel(np.asarray(_on_host(getattr(each, key))))
+    ]
+
+
+def _can_travel(value: NDArray[Any]) -> bool:
+    """Return whether a value can be averaged in single precision; a mask of -inf cannot.
+
+    One that cannot stays as it is on each rank.
+    """
+    if value.dtype.kind not in "biuf":
+        return False
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit differs then
+        single = value.astype(np.float32)
+        is_same = value.dtype.kind == "f" or np.array_equal(single.astype(value.dtype), value)
+    return is_same and bool(np.isfinite(single).all())

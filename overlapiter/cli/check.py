@@ -118,7 +118,8 @@ class _Report:
 
 
 def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:
-    sources = chosen(inventory, arguments.source, storage_options(arguments))
+    options = storage_options(arguments)
+    sources = chosen(inventory, arguments.source, options, arguments.timeout)
     before = inventory.accounts()
     with contextlib.ExitStack() as stack:
         store = None
@@ -131,7 +132,7 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
                 )
             stack.enter_context(recorded(store, dict))
         for source in sources:
-            _check_files(_Verifier(inventory, source, arguments), store, report)
+            _check_files(_Verifier(inventory, source, options, arguments), store, report)
         report.begin(inventory.directory)
         _check_segments(inventory, before, store, report)
 
@@ -186,18 +187,22 @@ def _check_segments(
 
 def _is_mounted(root: str) -> bool:
     """Return whether anything lies below a source; a mount point without its mount is empty."""
-    try:
-        with os.scandir(root) as entries:
-            return any(True for _ in entries)
-    except OSError:
-        return False
+    with contextlib.suppress(OSError), os.scandir(root) as entries:
+        return any(entries)
+    return False
 
 
 class _Verifier:
     """Compares the staged files of a ``source`` with their checksums and their sources."""
 
-    def __init__(self, inventory: Inventory, source: Source, arguments: argparse.Namespace) -> None:
-        n_reads, options = arguments.reads_in_flight, storage_options(arguments)
+    def __init__(
+        self,
+        inventory: Inventory,
+        source: Source,
+        options: dict[str, object],
+        arguments: argparse.Namespace,
+    ) -> None:
+        n_reads = arguments.reads_in_flight
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum

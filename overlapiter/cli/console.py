@@ -11,7 +11,6 @@ import os
 import secrets
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Literal
 
@@ -126,15 +125,6 @@ def written(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
     if os.path.exists(path) and not os.path.isfile(path):
         return open(path, "wb")
     return replaced(os.path.realpath(path))
-
-
-@contextlib.contextmanager
-def spoken_warnings() -> Iterator[None]:
-    """Say the warnings of a ``with`` block, each in a line of its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = lambda message, *_others: say(f"note: {message}")
-        yield
 
 
 def error_words(error: OSError | IndexBusyError | IndexDamagedError) -> str:
@@ -268,7 +258,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1
         laid.add_column(Text(name), justify=side, no_wrap=True)
     for row in rows:
         laid.add_row(*map(Text, row))
-    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
-    with console.capture() as shown:
-        console.print(laid)
-    return "\n".join(f"  {line.rstrip()}" for line in shown.get().splitlines())
+    shown = io.StringIO()
+    Console(file=shown, width=_WIDEST, color_system=None).print(laid)
+    return "\n".join(f"  {line.rstrip()}" for line in shown.getvalue().splitlines())

@@ -27,6 +27,10 @@ _LOOK_SECONDS = 0.25
 _AHEAD = 2
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
+_NO_THREAD = "no thread can be started; raise the limit of processes (ulimit -u)"
+#: The errors of a file that is missing, may not be read or is none; others are of the store.
+_MISSING = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}
+_MISSING |= {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG}
 
 #: Some files that are worked on together, by their paths.
 Part = dict[str, ItemT]
@@ -43,17 +47,19 @@ def answered(path: str, question: Callable[[], AnswerT], timeout_seconds: float)
     """Return the answer to a question about a path, which raises nothing.
 
     Raises:
-        CommandError: There is none in time.
+        CommandError: There is none in time, or no thread can be started to ask.
     """
     answer: queue.SimpleQueue[AnswerT] = queue.SimpleQueue()
-    threading.Thread(target=lambda: answer.put(question()), daemon=True).start()
     try:
+        threading.Thread(target=lambda: answer.put(question()), daemon=True).start()
         return answer.get(timeout=timeout_seconds)
     except queue.Empty:
         raise CommandError(
             f"{path}: no answer for {timeout_seconds:g} s; see whether it is mounted, and whether "
             f"its server runs"
         ) from None
+    except RuntimeError:
+        raise CommandError(_NO_THREAD) from None
 
 
 class Crew(Generic[ItemT, ResultT]):
@@ -120,7 +126,7 @@ class Crew(Generic[ItemT, ResultT]):
                     threading.Event().wait()  # the files may have been worked on again
         except OSError as error:
             self.reasons[path] = error.strerror or str(error)
-            if error.errno == errno.EIO:
+            if error.errno not in _MISSING:
                 self.unread.add(path)
             raise
 
@@ -159,9 +165,7 @@ class Crew(Generic[ItemT, ResultT]):
         try:
             self.resize(self._n_threads)
             if not len(self._threads):
-                raise CommandError(
-                    "no thread can be started; raise the limit of processes (ulimit -u)"
-                )
+                raise CommandError(_NO_THREAD)
             while True:
                 n_left = len(self._threads) - self._n_lost
                 while n_begun < _AHEAD * n_left and (part := next(parts, None)):

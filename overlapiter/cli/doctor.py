@@ -85,7 +85,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--save: {save} cannot be written; name a file in a folder of yours")
     source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)
-    check_apart(source, [directory] if directory else [])
     try:
         found = _measured(source, directory, arguments)
         levels = found.levels
@@ -126,14 +125,17 @@ def _plain(value: Any) -> Any:
 
 def _measured(source: str, directory: str | None, arguments: argparse.Namespace) -> _Findings:
     """Measure what the source gives, and look at this node."""
-    origin: Origin = origin_of(source, storage_options(arguments), MAX_READS_IN_FLIGHT)
-    is_whole = True
+    options, is_whole = storage_options(arguments), True
+    origin: Origin = sourcespeed.UncachedOrigin()
+    if is_url(source):
+        origin = origin_of(source, options, MAX_READS_IN_FLIGHT)
+    elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
+        raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
+    check_apart(source, [directory] if directory else [])
     if arguments.list is not None:
         paths = read_list(arguments.list, source, is_null=arguments.null).paths
     elif is_url(source):
         raise UsageError("for a source that is a URL, name a LIST of files")
-    elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
-        raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
     else:
         _say_at("files below the source")
         paths, is_whole = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
@@ -142,12 +144,10 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
             f"no file is found below {source}; check --source, whether you may read it, and LIST"
         )
 
-    def begin(n_reads: int) -> None:
-        _say_at(f"the slow store, reads in flight: {n_reads}")
-
-    origin = origin if is_url(source) else sourcespeed.UncachedOrigin()
     for_seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread = sourcespeed.measure(origin, paths, for_seconds, begin)
+    levels, unread = sourcespeed.measure(
+        origin, paths, for_seconds, lambda n: _say_at(f"the slow store, reads in flight: {n}")
+    )
     n_files = sum(level.n_files for level in levels)
     if not n_files:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))
@@ -243,16 +243,10 @@ def _node_table(found: _Findings) -> str:
 
 
 def _recommendation(found: _Findings, advised: list[advice.Advice]) -> str:
-    values = ["" if each.value is None else f" = {each.value}" for each in advised]
-    names = [f"  {each.name}{value}" for each, value in zip(advised, values, strict=True)]
+    names = [f"  {name}" if value is None else f"  {name} = {value}" for name, value, _ in advised]
     width = max(map(len, names)) + 3
     lines = [
-        textwrap.fill(
-            each.reason,
-            _COLUMNS,
-            initial_indent=name.ljust(width),
-            subsequent_indent=" " * width,
-        )
+        textwrap.fill(name.ljust(width) + each.reason, _COLUMNS, subsequent_indent=" " * width)
         for name, each in zip(names, advised, strict=True)
     ]
     n_processes, *others = advised

@@ -34,7 +34,6 @@ from . import place
 from .console import Names, Progress, UsageError, is_confirmed, say, tell
 from .crew import parts_of
 from .filelist import add_list, read_list
-from .origins import add_storage_options
 
 _AGE = re.compile(r"([0-9]*\.?[0-9]+)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -44,7 +43,6 @@ _AT_ONCE = 256
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     place.add_directory(parser, "remove")
-    add_storage_options(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="remove all staged files")
     older = "remove what was staged so long ago: 30min, 12h, 7d, 2w"
@@ -72,8 +70,11 @@ def run(arguments: argparse.Namespace) -> int:
             "say what to remove: one of --all, --older-than, --to-free, --matching, --old, and a "
             "LIST"
         )
+    if arguments.old and arguments.source is not None:
+        raise UsageError("--old: leave out --source; what an earlier version left goes as a whole")
     if arguments.old:
-        return _remove_old(place.existing_directory(arguments.directory), arguments)
+        directory = place.existing_directory(arguments.directory, tells_old=False)
+        return _remove_old(directory, arguments)
     with place.opened(arguments.directory) as inventory:
         sources = place.named(inventory, arguments)
         files = _listing(inventory, sources, arguments)

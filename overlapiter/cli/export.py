@@ -27,7 +27,6 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, error_words, replaced, tell
-from .origins import add_storage_options
 from .place import add_directory, named, new_directory, only_one, opened, relative_pattern
 
 #: Some file systems round mtimes down, FAT to these nanoseconds.
@@ -39,7 +38,6 @@ _NO_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "copy")
-    add_storage_options(parser)
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help=pattern)

@@ -23,14 +23,12 @@ from overlapiter.store.inventory import StagedFile
 from overlapiter.words import duration_words
 
 from .console import printable
-from .origins import add_storage_options
 from .place import add_directory, named, opened, relative_pattern
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "list")
-    add_storage_options(parser)
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only these")
 
 
@@ -50,13 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line(file: StagedFile, now_seconds: float) -> str:
-    # The mtime of a URL is a number that stands for a version.
-    is_date = file.path.startswith("/")
-    mtime = (
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(file.extent.mtime // 10**9))
-        if is_date
-        else "-"
-    )
+    mtime = "-"  # that of a URL is a number that stands for a version
+    if file.path.startswith("/"):
+        mtime = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.extent.mtime // 10**9))
     age = duration_words(max(0.0, now_seconds - file.staged_seconds))
     return f"{file.extent.size:>15,}   {mtime:16}   {age:>11}   {file.path}"
 

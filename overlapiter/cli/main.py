@@ -7,13 +7,13 @@ Exit codes: 0 all is well, 1 it did not work or something is wrong, 2 the comman
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
 
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
@@ -91,9 +91,8 @@ def _parsed(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
             raise SystemExit(_USAGE_STATUS)
         parser.parse_args(words)
         parser.error("name the COMMAND first")
-    command = _module(words[0])
-    parser = argparse.ArgumentParser(f"overlapiter {words[0]}", **_described(command))
-    _add_arguments(command, parser)
+    make = functools.partial(argparse.ArgumentParser, f"overlapiter {words[0]}")
+    command, parser = _declared(words[0], make)
     if getattr(command, "TAKES_ALL", False) and words[1:2] not in (["-h"], ["--help"]):
         return command, argparse.Namespace(words=[*words[1:]])
     return command, parser.parse_intermixed_args(words[1:])
@@ -115,30 +114,22 @@ def whole_parser() -> argparse.ArgumentParser:
     parser = _front_parser()
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        command = _module(name)
-        parser_of = commands.add_parser(name, help=summary, **_described(command))
-        _add_arguments(command, parser_of)
+        _declared(name, functools.partial(commands.add_parser, name, help=summary))
     return parser
 
 
-def _add_arguments(command: ModuleType, parser: argparse.ArgumentParser) -> None:
+def _declared(
+    name: str, make: Callable[..., argparse.ArgumentParser]
+) -> tuple[ModuleType, argparse.ArgumentParser]:
+    """Return a command, and its parser, which is made with what the command says of itself."""
+    command = importlib.import_module(f"{__package__}.{name}")
+    description, _, examples = str(command.__doc__).partition("\n\nExamples:")
+    epilog = f"examples:{examples}{_ENDS}"
+    parser = make(description=description, epilog=epilog, formatter_class=_STYLE)
     command.add_arguments(parser)
     words = "print JSON, sizes in bytes and times in seconds"
     parser.add_argument("--json", action="store_true", help=words)
-
-
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__package__}.{name}")
-
-
-def _described(command: ModuleType) -> dict[str, Any]:
-    """Return what a command says of itself, as arguments of its parser."""
-    description, _, examples = str(command.__doc__).partition("\n\nExamples:")
-    return {
-        "description": description,
-        "epilog": f"examples:{examples}{_ENDS}",
-        "formatter_class": _STYLE,
-    }
+    return command, parser
 
 
 def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:

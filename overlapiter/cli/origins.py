@@ -27,21 +27,14 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Declare how a source is read."""
-    add_storage_options(parser)
+    """Declare how a source is read, besides its options."""
     reads = "files to ask the source for at the same time (default: %(default)s)"
     n_reads = FIRST_READS_IN_FLIGHT
     parser.add_argument(
         "--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads
     )
-    parser.add_argument(
-        "--timeout",
-        metavar="S",
-        type=seconds,
-        default=TIMEOUT_SECONDS,
-        help="leave out a file for which the source has no answer in so long (default: "
-        "%(default)g s)",
-    )
+    text = "leave out a file for which the source has no answer in so long (default: %(default)g s)"
+    parser.add_argument("--timeout", metavar="S", type=seconds, default=TIMEOUT_SECONDS, help=text)
 
 
 def storage_options(arguments: argparse.Namespace) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -18,20 +19,21 @@ from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
-from .origins import storage_options
+from .crew import answered
+from .origins import TIMEOUT_SECONDS, add_storage_options, storage_options
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
     """Declare an existing staging directory, and of which source root to ``what`` the files."""
     parser.add_argument("directory", metavar="DIR", help="the staging directory")
     if what:
-        parser.add_argument(
-            "--source", metavar="SRC", help=f"{what} only what comes from this source root"
-        )
+        text = f"{what} only what comes from this source root"
+        parser.add_argument("--source", metavar="SRC", help=text)
+        add_storage_options(parser)
 
 
-def existing_directory(name: str) -> str:
-    """Return the absolute path of a directory that exists; say what an earlier version left there.
+def existing_directory(name: str, *, tells_old: bool = True) -> str:
+    """Return the absolute path of a directory that exists; tell what an earlier version left there.
 
     Raises:
         UsageError: The name is empty.
@@ -49,7 +51,7 @@ def existing_directory(name: str) -> str:
         raise CommandError(f"{directory} is no directory; check DIR") from None
     if not is_own:
         raise CommandError(f"{directory} is another user's; staging directories are private")
-    if old:
+    if old and tells_old:
         say(
             f"note: {directory} holds what an earlier version staged ({Names(old)}), in a form "
             f"that this one does not read: `overlapiter evict {directory} --old` removes it"
@@ -111,7 +113,12 @@ def named(inventory: Inventory, arguments: argparse.Namespace) -> list[Source]:
     return chosen(inventory, arguments.source, storage_options(arguments))
 
 
-def chosen(inventory: Inventory, source: str | None, options: Mapping[str, object]) -> list[Source]:
+def chosen(
+    inventory: Inventory,
+    source: str | None,
+    options: Mapping[str, object],
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> list[Source]:
     """Return the source roots of which files are staged.
 
     Where nothing is staged of them any more, they are those of which files were.
@@ -120,14 +127,15 @@ def chosen(inventory: Inventory, source: str | None, options: Mapping[str, objec
         inventory: What is staged.
         source: The only one, if it is named.
         options: Of a URL that is named, to tell the stores apart in which it may lie.
+        timeout_seconds: How long the source may take to answer.
 
     Raises:
-        CommandError: There is none.
+        CommandError: There is none, or the source does not answer.
     """
     found = inventory.sources()
     wanted = None if source is None else source_root(source)
     if wanted is not None and wanted not in {each.root for each in found} and not is_url(wanted):
-        wanted = os.path.realpath(wanted)
+        wanted = answered(wanted, functools.partial(os.path.realpath, wanted), timeout_seconds)
     matching = [each for each in found if wanted in (None, each.root)]
     if wanted is not None and is_url(wanted) and options:
         from overlapiter.origins.remote import place_of  # and with it fsspec, for URLs alone

@@ -38,8 +38,6 @@ from overlapiter.words import count_words, duration_words, size_words
 from .console import UsageError, above_0, add_figure, at_least, table, tell
 from .plots import draw_plan
 
-_NETWORK = "1GB"
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -60,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limit = "bytes/s that the store gives all nodes together, as 5GB (default: no limit)"
     add("--store-limit", metavar="SIZE", help=limit)
     network = "bytes/s between two nodes (%(default)s)"
-    add("--network", metavar="SIZE", default=_NETWORK, help=network)
+    add("--network", metavar="SIZE", default="1GB", help=network)
     add_figure(parser)
 
 

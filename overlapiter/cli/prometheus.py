@@ -10,6 +10,8 @@ from overlapiter.stats import GAUGES, Stats
 
 from .console import CommandError, written
 
+#: What stands in a label for what would end it.
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _Labelled = tuple[Mapping[str, object], Stats]
 
 
@@ -45,16 +47,10 @@ def metrics_text(jobs: list[_Labelled]) -> str:
         if told:
             lines.append(f"# HELP {metric} {_EXPLAINED.get(name, name.replace('_', ' '))}")
             lines.append(f"# TYPE {metric} {'counter' if is_counter else 'gauge'}")
-        lines += [f"{metric}{{{_words(labels)}}} {value}" for labels, value in told]
+        for labels, value in told:
+            words = [f'{key}="{str(text).translate(_ESCAPES)}"' for key, text in labels.items()]
+            lines.append(f"{metric}{{{','.join(words)}}} {value}")
     return "\n".join(lines) + "\n"
-
-
-def _words(labels: Mapping[str, object]) -> str:
-    escaped = {
-        name: str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        for name, value in labels.items()
-    }
-    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
 
 
 def _explained() -> dict[str, str]:

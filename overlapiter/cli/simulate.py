@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from typing import Any
 
 from overlapiter.clairvoyant.model import System, Tier
 from overlapiter.clairvoyant.policies import POLICIES, simulate
@@ -27,44 +28,33 @@ from overlapiter.words import count_words, duration_words
 from .console import Progress, UsageError, above_0, add_figure, at_least, table, tell
 from .plots import draw_seconds
 
-#: Options that replace a rate of the scenario.
-_RATES = {
-    "compute_rate": "what the trainer of a rank consumes",
-    "preprocess_rate": "what a thread decodes",
-    "network_rate": "between two nodes",
-    "store_link_rate": "from the store to a node",
-}
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add = parser.add_argument
+    add = parser.add_argument  # what goes into the scenario is called as it is there
     number = "a published scenario, 1 to 4 (default: 1), or what other options change"
     add("--scenario", metavar="N", type=int, choices=sorted(SCENARIOS), default=1, help=number)
-    add(
-        "--seed",
-        metavar="N",
-        type=at_least(0),
-        default=0,
-        help="sizes and orders follow from it (0)",
-    )
+    seed = "sizes and orders follow from it (0)"
+    add("--seed", metavar="N", type=at_least(0), default=0, help=seed)
     add_figure(parser)
     names = ", ".join(POLICIES)
     add("--policies", metavar="NAMES", type=_names, help=f"some of: {names} (default: all)")
     count = at_least(1)
-    add("--ranks", metavar="N", type=count, help="ranks of the job")
+    add("--ranks", dest="n_ranks", metavar="N", type=count, help="ranks of the job")
     add("--ranks-per-node", metavar="N", type=count, help="ranks that share a node")
-    add("--examples", metavar="N", type=count, help="examples in the data set")
-    add("--epochs", metavar="N", type=count, help="epochs")
+    add("--examples", dest="n_examples", metavar="N", type=count, help="examples in the data set")
+    add("--epochs", dest="n_epochs", metavar="N", type=count, help="epochs")
     batch = "examples in a mini-batch of all ranks (default: 25 for each rank)"
-    add("--global-batch", metavar="N", type=count, help=batch)
+    add("--global-batch", dest="global_batch_size", metavar="N", type=count, help=batch)
     add("--mean-size", metavar="MB", type=above_0, help="mean size of an example, in MB")
     deviation = "standard deviation of the sizes, in MB"
     add("--size-deviation", metavar="MB", type=float, help=deviation)
-    for name, words in _RATES.items():
-        add(f"--{name.replace('_', '-')}", metavar="MB/S", type=above_0, help=words)
+    add("--compute-rate", metavar="MB/S", type=above_0, help="what the trainer of a rank consumes")
+    add("--preprocess-rate", metavar="MB/S", type=above_0, help="what a thread decodes")
+    add("--network-rate", metavar="MB/S", type=above_0, help="between two nodes")
+    add("--store-link-rate", metavar="MB/S", type=above_0, help="from the store to a node")
     store = "what the store gives so many clients together, as 1:66,4:146, in MB/s"
-    add("--store", metavar="N:RATE,…", type=_store, help=store)
+    add("--store", dest="store_rates", metavar="N:RATE,…", type=_store, help=store)
     tiers = "tiers of a rank, the fastest first, as CAPACITY:RATE[:THREADS], in MB and MB/s"
     add("--tiers", metavar="TIER,…", type=_tiers, help=tiers)
 
@@ -85,30 +75,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _scenario(arguments: argparse.Namespace) -> Scenario:
     """Return the scenario, with the numbers that were given in the place of its own."""
+    usual = SCENARIOS[arguments.scenario]
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    scenario = SCENARIOS[arguments.scenario]
-    system = scenario.system
-    n_ranks = given.get("ranks", system.n_ranks)
-    changed = {
-        "n_ranks": n_ranks,
-        "ranks_per_node": given.get("ranks_per_node", 1),
-        "store_rates": given.get("store", system.store_rates),
-        "tiers": given.get("tiers", system.tiers),
-        **{name: given[name] for name in _RATES if name in given},
-    }
-    size_deviation = given.get("size_deviation", scenario.size_deviation)
-    if not 0 <= size_deviation < 1e15:
+    names = {field.name for field in dataclasses.fields(System)} & given.keys()
+    changed: dict[str, Any] = {"ranks_per_node": 1} | {name: given[name] for name in names}
+    system = dataclasses.replace(usual.system, **changed)
+    batch_size = usual.global_batch_size // usual.system.n_ranks * system.n_ranks
+    changed = {"global_batch_size": batch_size, "system": system}
+    changed |= {name: given[name] for name in given.keys() & Scenario._fields}
+    scenario = usual._replace(**changed)
+    if not 0 <= scenario.size_deviation < 1e15:
         raise UsageError("--size-deviation: give at least 0")
-    n_examples = given.get("examples", scenario.n_examples)
-    per_rank = scenario.global_batch_size // system.n_ranks
-    return Scenario(
-        dataclasses.replace(system, **changed),
-        check_count("--examples", n_examples, minimum=n_ranks),
-        given.get("mean_size", scenario.mean_size),
-        size_deviation,
-        given.get("epochs", scenario.n_epochs),
-        given.get("global_batch", per_rank * n_ranks),
-    )
+    check_count("--examples", scenario.n_examples, minimum=system.n_ranks)
+    return scenario
 
 
 def _names(text: str) -> list[str]:

@@ -12,11 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from overlapiter.options import (
-    FIRST_READS_IN_FLIGHT,
-    MAX_READS_IN_FLIGHT,
-    MIN_READS_IN_FLIGHT,
-)
+from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
 from overlapiter.workers.prefetcher.threads import reads_within_limit
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
@@ -58,10 +54,14 @@ class UncachedOrigin(LocalOrigin):
 
 
 def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
-    """Look for files below a mounted source, for so long at most; return if these are all."""
+    """Look for files below a mounted source, for so long at most; return if these are all.
+
+    A link to a folder is followed, but of several that lead to one folder only the first.
+    """
     deadline = time.monotonic() + seconds
     paths: list[str] = []
     folders = [source]
+    linked: set[tuple[int, int]] = set()
 
     def look() -> bool:
         while folders:
@@ -69,14 +69,31 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
                 for entry in entries:
                     if time.monotonic() > deadline or len(paths) == _MOST_FILES:
                         return False
-                    is_folder = entry.is_dir(follow_symlinks=False)
-                    (folders if is_folder else paths).append(entry.path)
+                    if not _is_folder(entry):
+                        paths.append(entry.path)
+                    elif _is_new(entry, linked):
+                        folders.append(entry.path)
         return True
 
     is_all = False
     with contextlib.suppress(CommandError):  # what has been found by then is enough
         is_all = answered(source, look, seconds)
     return [*paths], is_all
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):  # a link in a circle, or to what may not be looked at
+        return entry.is_dir()
+    return False
+
+
+def _is_new(folder: os.DirEntry[str], linked: set[tuple[int, int]]) -> bool:
+    """Return whether no link was followed to a folder before; note that one is now."""
+    if not folder.is_symlink():
+        return True
+    found, n_linked = folder.stat(), len(linked)
+    linked.add((found.st_dev, found.st_ino))
+    return len(linked) > n_linked
 
 
 def measure(

@@ -20,6 +20,7 @@ import itertools
 import os
 import threading
 import time
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
@@ -34,16 +35,14 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
-from .console import Names, Progress, UsageError, first_few, say, spoken_warnings, tell
+from .console import Names, Progress, UsageError, first_few, say, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
-from .origins import add_reading, storage_options
+from .origins import add_reading, add_storage_options, storage_options
 from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
 _PART_FILES = 8
-#: How long other source roots may take to answer.
-_LOOK_SECONDS = 2.0
 #: What may become of a file, and what is said of it.
 _FATES = {
     "staged": "{speed}",
@@ -99,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep-free", metavar="SIZE", default="5%", help=text)
     text = "how to tell whether a staged file is still as its source (default: %(default)s)"
     add("--validate", choices=("mtime", "checksum", "never"), default="mtime", help=text)
+    add_storage_options(parser)
     add_reading(parser)
 
 
@@ -116,7 +116,9 @@ def run(arguments: argparse.Namespace) -> int:
     )
     new_directory("--to", arguments.to)
     files = _listed(arguments)
-    with spoken_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda text, *_others: say(f"note: {text}")
         plan = staging_plan(options, (), [], is_training=False)
     staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
     warned: dict[str, None] = {}

@@ -62,7 +62,7 @@ class _Seen(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Show; return the exit code."""
     before: dict[int, Stats] = {}
-    seen = _look(arguments.pid, before)
+    seen = _look(arguments, before)
     if not seen and (arguments.once or arguments.pid is not None):
         raise CommandError(
             "no process of this user on this node trains with overlapiter; run it there, as the "
@@ -73,24 +73,27 @@ def run(arguments: argparse.Namespace) -> int:
     lines = contextlib.nullcontext(lambda seen: print(text_of(seen), flush=True))
     with _terminal() if is_shown else lines as show:
         while True:
-            if arguments.prometheus:
-                write_metrics(arguments.prometheus, [(_labels(each), each.total) for each in seen])
             show(seen)
             if arguments.once or (arguments.pid is not None and not seen):
                 return 0
             time.sleep(arguments.interval)
-            seen = _look(arguments.pid, before)
+            seen = _look(arguments, before)
 
 
-def _look(pid: int | None, before: dict[int, Stats]) -> list[_Seen]:
-    """Return the jobs as they are now; ``before`` holds, by job, the last snapshot of each."""
+def _look(arguments: argparse.Namespace, before: dict[int, Stats]) -> list[_Seen]:
+    """Return the jobs as they are now, and write their counters where that was asked for.
+
+    ``before`` holds, by job, the last snapshot of each.
+    """
     seen = []
-    for job in find_jobs(pid):
+    for job in find_jobs(arguments.pid):
         total, earlier = snapshot(job.board), before.get(job.inode)
         explanation = explain(job.board, total, earlier)
         stats = total.since(earlier) if earlier else total
         seen.append(_Seen(job, stats, explanation, total))
         before[job.inode] = total
+    if arguments.prometheus:  # of none, too: those that have ended are to go
+        write_metrics(arguments.prometheus, [(_labels(each), each.total) for each in seen])
     return seen
 
 

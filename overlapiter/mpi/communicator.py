@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from overlapiter.errors import BindingWarning
+from overlapiter.errors import BindingWarning, warn
 from overlapiter.node import (
     binding_words,
     count_cores,
@@ -79,4 +78,4 @@ def find_node(mpi_comm: Any, world_size: int) -> None:
     if mpi_comm.size == world_size and (
         words := binding_words(mpi_comm.rank, hosts, count_cores())
     ):
-        warnings.warn(words, BindingWarning, stacklevel=3)
+        warn(words, BindingWarning)

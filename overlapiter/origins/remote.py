@@ -155,7 +155,7 @@ class RemoteOrigin:
 
     def open(self, path: str) -> contextlib.AbstractContextManager[RemoteFile]:
         """Open a file, for the length of a ``with`` block."""
-        return RemoteFile(self, path)
+        return RemoteFile(self, path, reads_ahead=not self.is_streaming)
 
     def open_stream(self, path: str, info: Mapping[str, Any]) -> IO[bytes]:
         """Open a file of which ``info`` is known. Tries once; raises what the library raises."""
@@ -225,11 +225,17 @@ class RemoteFile(io.RawIOBase):
 
     A read that fails is begun again where it stopped. To read from another position takes a new
     request, or reading what lies before.
+
+    Args:
+        reads_ahead: Whether a request is for as much as a request may be, whatever is asked for:
+            where all of the file is read.
     """
 
-    def __init__(self, origin: RemoteOrigin, path: str) -> None:
+    def __init__(self, origin: RemoteOrigin, path: str, *, reads_ahead: bool = False) -> None:
         self._origin = origin
         self._path = path
+        self._reads_ahead = reads_ahead
+        self._ahead = memoryview(b"")  # what has come and was not asked for yet
         self._info: Mapping[str, Any] = {}
         self._stream: IO[bytes] | None = None
         self._size_bytes = self._position = self._stream_position = self._n_requests = 0
@@ -292,24 +298,32 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     def _read(self, size_bytes: int) -> bytes:
-        if self._stream_position != self._position:
+        if self._stream_position != self._position + len(self._ahead):
             self._end_request()
+        if not self._ahead:
+            self._ahead = memoryview(self._received(size_bytes))
+        piece, self._ahead = bytes(self._ahead[:size_bytes]), self._ahead[size_bytes:]
+        self._position += len(piece)
+        return piece
+
+    def _received(self, size_bytes: int) -> bytes:
+        self._ahead = memoryview(b"")  # the last piece goes before another one comes
+        most_bytes = _PIECE_BYTES if self._reads_ahead else min(size_bytes, _PIECE_BYTES)
         is_request = self._stream is None or not self._origin.is_streaming
         try:
             if self._stream is None:
                 self._stream = self._origin.open_stream(self._path, self._info)
                 _skip(self._stream, self._position)
-            piece = self._stream.read(min(size_bytes, _PIECE_BYTES))
+            received = self._stream.read(most_bytes)
         except BaseException:
             self._end_request()
             raise
-        self._n_requests += is_request and bool(piece)
-        self._position += len(piece)
-        self._stream_position = self._position
-        return piece
+        self._n_requests += is_request and bool(received)
+        self._stream_position = self._position + len(received)
+        return received
 
     def _end_request(self) -> None:
-        stream, self._stream = self._stream, None
+        stream, self._stream, self._ahead = self._stream, None, memoryview(b"")
         if stream is not None:
             with contextlib.suppress(Exception):  # a broken connection
                 stream.close()

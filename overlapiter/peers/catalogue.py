@@ -9,8 +9,9 @@ import os
 from collections.abc import Sequence
 
 from overlapiter.store.extents import key_of_bytes, source_seed
-from overlapiter.store.generation import generation_of, index_path, segment_path, segments_of
+from overlapiter.store.generation import generation_of, index_path, segments_of
 from overlapiter.store.index import Index, IndexBusyError, IndexDamagedError, Patience, StaleError
+from overlapiter.store.segments import segment_path
 from overlapiter.store.site import Site
 from overlapiter.store.tables import run_by_key
 

@@ -140,7 +140,13 @@ class Sharing(NamedTuple):
 
 
 class NodeShare:
-    """What one node of a job holds, as a rank of it knows by its order."""
+    """What one node of a job holds, as a rank of it knows by its order.
+
+    Attributes:
+        has_begun: Whether there is a plan for a run.
+    """
+
+    has_begun = False
 
     def __init__(
         self, order: ScatteredOrder, node_of_rank: Sequence[int], dataset_size: int
@@ -161,6 +167,7 @@ class NodeShare:
         reached = self._order.state_of(epoch, position, order, self._dataset_size)
         start = epoch, max(0, reached.global_position)  # that is -1 of an order of another's
         self._placement = Placement(self._order, self._node_of_rank, self._dataset_size, start)
+        self.has_begun = True
 
     def sharing(self, epochs: Iterable[int]) -> Sharing:
         """Return what the nodes hold, and what others read from this one, in some epochs."""

@@ -127,14 +127,22 @@ def from_all(comm: Communicator, make: Callable[[], T]) -> list[T]:
         made = make()
     except Exception as error:  # whatever it is, the others wait to be told
         own_error = error
-    trouble = "" if own_error is None else f"{type(own_error).__name__}: {own_error}"
-    found = allgather(comm, (made, trouble))
+    found = allgather(comm, (made, _words_of(own_error)))
     if own_error is not None:
         raise own_error
     for rank, (_, text) in enumerate(found):
         if text:
             raise OptionError("peers", f"rank {rank} cannot take part: {text}")
     return [made for made, _ in found]  # type: ignore[misc]  # all have made theirs
+
+
+def tell(comm: Communicator, error: Exception) -> None:
+    """Say, in the place of :func:`from_all`, that this rank has failed before. Collective."""
+    allgather(comm, (None, _words_of(error)))
+
+
+def _words_of(error: Exception | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _listener(address: str) -> socket.socket:

@@ -182,7 +182,7 @@ class Server:
     def _accept(self, _events: int) -> None:
         try:
             end, _ = self._listener.accept()
-        except OSError:  # it has gone again, or no descriptor is left: it is tried again
+        except OSError:  # another server has it, it has gone again, or no descriptor is left
             time.sleep(0.01)
             return
         end.setblocking(False)

@@ -166,8 +166,8 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
         return next(leaves)
     kind, keys, children = structure
     values = [_unflatten(child, leaves) for child in children]
-    if kind == "dict":
-        return dict(zip(keys, values, strict=True))
+    if keys is not None:
+        return (dict if kind == "dict" else kind)(zip(keys, values, strict=True))
     if isinstance(kind, str):
         return tuple(values) if kind == "tuple" else values
     return kind(*values)  # a named tuple

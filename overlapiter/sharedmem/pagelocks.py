@@ -14,9 +14,10 @@ import mmap
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import Protocol
+
+from overlapiter.errors import warn
 
 from .layout import Array
 from .segments import Slot
@@ -76,11 +77,10 @@ class PageLocks:
         except RuntimeError as error:
             del self._addresses[slot]
             self._is_refused = True
-            warnings.warn(
+            warn(
                 f"CUDA cannot lock the memory of mini-batches ({error}), so the processor copies "
                 "them on their way to the GPU; `ulimit -l unlimited` may help",
                 RuntimeWarning,
-                stacklevel=2,
             )
 
     def drained(self, slots: list[Slot]) -> list[Slot]:

@@ -15,9 +15,6 @@ from typing import NamedTuple
 
 from overlapiter.errors import SharedMemoryError
 
-#: Of the memory of every segment, as /proc shows it.
-SEGMENT_NAME = "overlapiter-slots"
-
 
 class Slot(NamedTuple):
     """The memory of one mini-batch: a range of a segment."""
@@ -59,7 +56,7 @@ class Segment:
         """
         fd = -1
         try:
-            fd = os.memfd_create(SEGMENT_NAME, os.MFD_CLOEXEC)
+            fd = os.memfd_create("overlapiter-slots", os.MFD_CLOEXEC)
             os.ftruncate(fd, size_bytes)
         except (OSError, ValueError, OverflowError) as error:
             if fd >= 0:

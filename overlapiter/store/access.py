@@ -54,26 +54,22 @@ class Access:
         self._n_active = 0
         self._has_ended = False
 
-    def on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
-        """Return what ``action`` does; done anew on another generation if this one is damaged.
-
-        Without ``look`` it may be one that is not in use any more.
-        """
+    def on(self, action: Callable[[OpenGeneration], ResultT]) -> ResultT:
+        """Return what ``action`` does; done anew on another generation if this one is damaged."""
         with self._idle:
-            if self._has_ended:
-                raise OSError(errno.ESHUTDOWN, "the run has ended", self._site.directory)
+            self._require_run()
             self._n_active += 1
         try:
-            return self._on(action, look=look)
+            return self._on(action)
         finally:
             with self._idle:
                 self._n_active -= 1
                 if self._has_ended:
                     self._idle.notify_all()
 
-    def _on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool) -> ResultT:
+    def _on(self, action: Callable[[OpenGeneration], ResultT]) -> ResultT:
         for _ in range(_MOST_OPENINGS):
-            opened = (not look and self._opened) or self._current()
+            opened = self._current()
             try:
                 return action(opened)
             except StaleError:
@@ -98,8 +94,13 @@ class Access:
             if self._opened is not None and not self._opened.index.is_current():
                 self._let_go(self._opened)
             if self._opened is None:
+                self._require_run()  # what was closed under this thread is not opened again
                 self._opened = self._open()
             return self._opened
+
+    def _require_run(self) -> None:
+        if self._has_ended:
+            raise OSError(errno.ESHUTDOWN, "the run has ended", self._site.directory)
 
     def _open(self) -> OpenGeneration:
         failure = OSError(errno.EIO, "the index cannot be made", self._site.directory)

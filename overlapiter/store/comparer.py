@@ -98,11 +98,14 @@ class Comparer:
             return False
         if not self.has_to_read(found, is_suspect):
             return True
-        if not self._mover.is_right(extent, is_suspect=is_suspect):
-            return False
-        if not found.is_verified:
+        return self._mover.is_right(extent, is_suspect=is_suspect)
+
+    def note_verified(self, extents: Sequence[Extent]) -> None:
+        """Note that copies were read since the node was booted, in a transaction for each tier."""
+        for tier, store in enumerate(self._stores):
+            keys = [extent.key for extent in extents if extent.tier == tier]
             try:
-                self._stores[extent.tier].note_verified([extent.key])
-            except (OSError, IndexBusyError) as error:  # it is verified again
-                self._health.blame(extent.tier, error)
-        return True
+                if keys:
+                    store.note_verified(keys)
+            except (OSError, IndexBusyError) as error:  # they are verified again
+                self._health.blame(tier, error)

@@ -167,7 +167,8 @@ class Copier:
                     if source.stat() == original:  # else it is being written: not ours to keep
                         read_bytes = original.size_bytes
         except (OSError, ValueError) as error:  # no file can have a path with a null in it
-            got, read_bytes = self._health.blame_source(home, error), 0
+            if not read_bytes:  # else all has come, and closing alone failed
+                got = self._health.blame_source(home, error)
         read_ns = source.took_ns if source else time.monotonic_ns() - began_ns
         self._note_answers("read slow store", [(file.path, read_ns, read_bytes)])
         if isinstance(got, Copy):
@@ -277,7 +278,8 @@ class Copier:
             left = [content for content, _ in refused]
             for (file, *_), answer in refused:
                 reasons[file.key] = _first_of(reasons.get(file.key), answer)
-        return copies, {content.wanted.key: reasons[content.wanted.key] for content in left}
+        keys = [content.wanted.key for content in left]
+        return copies, {key: self._final(reasons[key], tiers, home) for key in keys}
 
     def _write_to(
         self, tier: int, contents: Sequence[Content], make_room: MakeRoom | None, home: int | None
@@ -318,7 +320,6 @@ class Copier:
         try:
             while not (places := store.places(sizes)):
                 if not store.can_ever_hold(sizes[0]):
-                    health.say_too_large(tier)
                     return _Reason(Staged(Outcome.TOO_LARGE), is_of_file=True)
                 if make_room is None or not make_room(tier, sum(sizes)):
                     health.full[tier].failed(time.monotonic())
@@ -378,6 +379,12 @@ class Copier:
             extent = Extent(file.key, tier, number, place.start, *original, checksum)
             return Copy(file, place, extent, Staged.at(extent, expected[1]))
         assert reason is not None  # there is always a tier
+        return self._final(reason, tiers, home)
+
+    def _final(self, reason: Staged, tiers: range, home: int | None) -> Staged:
+        """Return why no tier takes a file; tell the user what helps, unless it was to be moved."""
+        if reason.outcome is Outcome.TOO_LARGE and home is not None:
+            self._health.say_too_large(tiers)
         return reason
 
 

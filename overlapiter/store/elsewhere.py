@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -49,17 +48,3 @@ class Fetches(Protocol):
             take: Called with the file, for each holder that sends it until it was right; in the
                 end with None if none was.
         """
-
-
-def fetch_at_once(peers: Fetches, name: bytes, holders: Holders, take: Take) -> bool:
-    """Fetch a file and wait for it; return False, ``take`` not called, if no node sends it."""
-    outcome: queue.SimpleQueue[bool] = queue.SimpleQueue()
-
-    def take_or_end(source: FetchedFile | None) -> bool:
-        is_right = source is not None and take(source)
-        if is_right or source is None:
-            outcome.put(is_right)
-        return is_right
-
-    peers.fetch(name, holders, take_or_end)
-    return outcome.get()

@@ -155,7 +155,7 @@ class Eviction:
         self.n_in_window -= len(settled) - n_served
         if self._has_begun and settled:
             # A file goes with the example that needs it first, passed over while it was in use.
-            firsts = self._owners.first_readers(settled, self._next_use.position)
+            firsts = self._owners.first_readers(settled, self._next_use.position, position)
             for index in {*settled, *firsts}:
                 self._add(index)
 

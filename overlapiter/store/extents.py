@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import xxhash
 
-from .generation import segment_path, segments_folder
-from .segments import READ_FLAGS
+from .generation import segments_folder
+from .segments import READ_FLAGS, segment_path
 
 #: Files up to this size share segments; a larger one has a segment of its own.
 SMALL_BYTES = 1 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from overlapiter.origins.origin import Original
 
 from .comparer import Comparer
 from .copier import Content, Copier, Copy
-from .elsewhere import FetchedFile, Fetches, fetch_at_once
+from .elsewhere import FetchedFile, Fetches, Holders, Take
 from .outcome import Staged
 from .part import Part
 from .store import Wanted
@@ -40,7 +41,7 @@ class Fetching:
     """Fetches claimed files from other nodes. Safe for threads.
 
     Args:
-        peers: Asks the nodes.
+        peers: Asks the nodes; None if there are none.
         source: The source root, below which files have the same names everywhere.
         copier: Takes what they send.
         comparer: Knows whether copies are compared with their sources.
@@ -48,7 +49,7 @@ class Fetching:
     """
 
     def __init__(
-        self, peers: Fetches, source: str, copier: Copier, comparer: Comparer, steps: Steps
+        self, peers: Fetches | None, source: str, copier: Copier, comparer: Comparer, steps: Steps
     ) -> None:
         self._peers = peers
         self._root = os.path.join(source, "")
@@ -59,14 +60,14 @@ class Fetching:
     def begin(self, part: Part, file: Wanted) -> bool:
         """Have a claimed file fetched; return False if it is to be copied from the source."""
         holders = part.holders.get(file.key)
-        if holders is None:
+        if self._peers is None or holders is None:
             return False
-        name = os.fsencode(file.path.removeprefix(self._root))
+        name = file.path.removeprefix(self._root).encode("utf-8", "surrogateescape")
         if len(name) > _MOST_NAME_BYTES or b"\0" in name:
             return False
         take = functools.partial(self._take, part, file)
         if part.partly is None:  # the caller waits, and no job may: see Stager.stage
-            return fetch_at_once(self._peers, name, holders, take)
+            return _fetch_at_once(self._peers, name, holders, take)
         self._peers.fetch(name, holders, take)
         return True
 
@@ -99,3 +100,17 @@ class Fetching:
         if isinstance(got, Copy):
             self._copier.give_up(got.extent.tier, got.place)
         self._steps.copy(part, file)
+
+
+def _fetch_at_once(peers: Fetches, name: bytes, holders: Holders, take: Take) -> bool:
+    """Fetch a file and wait for it; return False, ``take`` not called, if no node sends it."""
+    outcome: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    def take_or_end(source: FetchedFile | None) -> bool:
+        is_right = source is not None and take(source)
+        if is_right or source is None:
+            outcome.put(is_right)
+        return is_right
+
+    peers.fetch(name, holders, take_or_end)
+    return outcome.get()

@@ -25,7 +25,7 @@ import tempfile
 
 from overlapiter.errors import StagingError
 
-from .punching import allocate, punch_hole
+from .segments import allocate, punch_hole
 
 _ROOT = "overlapiter"
 _INDEX = "index.sqlite"
@@ -66,11 +66,6 @@ def segments_of(generation: str) -> str:
 def segments_folder(directory: str) -> str:
     """Return the folder of the segments in use below a staging directory."""
     return segments_of(generation_of(directory))
-
-
-def segment_path(folder: str, segment: int) -> str:
-    """Return the path of a segment in its folder."""
-    return f"{folder}/{segment:016x}"
 
 
 def make_generation(directory: str, gone: str = "") -> str:
@@ -127,12 +122,15 @@ def clear(directory: str) -> None:
 
 
 def make_reserve(generation: str, size_bytes: int) -> None:
-    """Set space aside for the index, if there is any."""
+    """Set space aside for the index, if there is any and none is yet."""
     path = os.path.join(generation, _RESERVE)
-    with contextlib.suppress(OSError):  # it is there, or the disk is full
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(OSError):  # the disk is full
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            allocate(fd, 0, size_bytes)
+            if not os.fstat(fd).st_blocks:
+                allocate(fd, 0, size_bytes)
+        except OSError:
+            os.unlink(path)
         finally:
             os.close(fd)
 

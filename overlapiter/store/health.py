@@ -48,8 +48,8 @@ class Health:
             return Staged(Outcome.BUSY)
         if error.errno == errno.EFBIG:  # which says nothing about the disk
             self._warn(
-                f"a file cannot be staged in {directory} ({error.strerror}) and is read from the "
-                f"source: it is beyond the limit of file sizes, ulimit -f"
+                f"a file cannot be staged in {directory} ({error.strerror}): it is beyond the "
+                f"limit of file sizes, ulimit -f"
             )
             return Staged(Outcome.FAILED)
         if error.errno in NO_ROOM:  # for the index: as if there were none for the file
@@ -81,9 +81,10 @@ class Health:
             f"goes on, see whether the slow store stalls, or a job here was stopped or hangs"
         )
 
-    def say_too_large(self, tier: int) -> None:
-        """Tell the user that a file is larger than all the room of a tier."""
+    def say_too_large(self, tiers: range) -> None:
+        """Tell the user that a file is larger than all the room of each of some tiers."""
+        where = " and in ".join(self._stores[tier].site.directory for tier in tiers)
         self._warn(
-            f"a file is larger than all the room in {self._stores[tier].site.directory} and is "
-            f"read from the source; raise Staging.capacity, or lower keep_free"
+            f"a file is larger than all the room in {where} and is read from the source; raise "
+            f"the capacity there, or lower keep_free"
         )

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from . import segments
 from .extents import Extent
-from .generation import generation_of, index_path, segment_path, segments_folder
+from .generation import generation_of, index_path, segments_folder
 from .index import Cursor, Index
 from .limits import block_bytes_of
 from .tables import in_blocks, lower, surpluses, total_bytes
@@ -255,7 +255,7 @@ class Inventory:
         disk_bytes = 0
         for number in segments.listed(self.folder):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                disk_bytes += os.stat(segment_path(self.folder, number)).st_blocks * 512
+                disk_bytes += os.stat(segments.segment_path(self.folder, number)).st_blocks * 512
         ((total, charged),) = self.select(
             "SELECT (SELECT value FROM fact WHERE name='total'), COALESCE(SUM(charged), 0) "
             "FROM segment"

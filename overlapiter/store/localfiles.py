@@ -97,11 +97,14 @@ class LocalFiles:
                     os.close(self._fd)
 
     def forget(self) -> None:
-        """Remove the files; the folders stay for the next ones."""
-        for path in self._paths.values():
-            with contextlib.suppress(FileNotFoundError):  # it could not be made
-                os.unlink(path)
-        self._paths.clear()
+        """Remove the files; the folders stay for the next ones, if the disk is well."""
+        try:
+            for path in self._paths.values():
+                with contextlib.suppress(FileNotFoundError):  # it could not be made
+                    os.unlink(path)
+            self._paths.clear()
+        except OSError:  # what is left may be a link to a segment: nothing may be written there
+            self.close()
 
     def close(self) -> None:
         """Remove the files and their folders."""

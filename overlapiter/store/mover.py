@@ -59,7 +59,7 @@ class Mover:
             if not here and not ended:
                 continue
             try:
-                store.publish([(copy.wanted, copy.place, copy.extent) for copy in here], ended)
+                store.publish([copy[:3] for copy in here], ended)
             except (OSError, IndexBusyError) as error:
                 answer = self._health.blame(tier, error)
                 answers |= {copy.wanted.key: answer for copy in here}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 
 from .access import Access
-from .index import Cursor
+from .index import Cursor, IndexBusyError
 from .tables import LEAST_KEY, insert, run_by_key
 
 #: How long a row in ``wanted`` keeps others from evicting a file.
@@ -42,7 +43,11 @@ class Neighbours:
         statement += " ORDER BY key LIMIT ?"
         rows = self._access.rows
         found = rows(statement, self._last_stray, before, limit)
-        found = found or rows(statement, LEAST_KEY, before, limit)
+        if not found and self._last_stray != LEAST_KEY:
+            found = rows(statement, LEAST_KEY, before, limit)
+        if not found and older_than_seconds == 0:
+            with contextlib.suppress(OSError, IndexBusyError):  # the next search tries it again
+                self._access.write(_forget_empty)
         keys = [key for (key,) in found]
         self._last_stray = keys[-1] if keys else LEAST_KEY
         return keys
@@ -79,3 +84,12 @@ class Neighbours:
             statement = "SELECT 1 FROM run WHERE ended IS NULL AND id != ? LIMIT 1"
             self._was_alone = not self._access.rows(statement, self._run)
         return self._was_alone
+
+
+def _forget_empty(cursor: Cursor) -> None:
+    """Forget the source roots of which nothing is staged, nor may be by a process there is."""
+    cursor.execute(
+        "DELETE FROM source WHERE id IN (SELECT id FROM source WHERE id NOT IN (SELECT source "
+        "FROM run WHERE ended IS NULL OR id IN (SELECT run FROM segment WHERE owner > 0)) "
+        "EXCEPT SELECT source FROM staged)"
+    )

@@ -101,12 +101,18 @@ class Owners:
             or self._first_use(file_id, next_use) < (own, index)
         )
 
-    def first_readers(self, indices: list[int], next_use: NDArray[np.int64]) -> list[int]:
-        """Return for each file that some examples share with others which one reads it first."""
+    def first_readers(
+        self, indices: list[int], next_use: NDArray[np.int64], settled: int
+    ) -> list[int]:
+        """Return for the files that some examples share with others which one reads each first.
+
+        Those that are in use still are left out; for the arguments see :meth:`needed_sooner`.
+        """
         file_ids = (
             {f for index in indices for f in self.shared_files(index)} if self._shared else ()
         )
-        return [self._first_use(file_id, next_use)[1] for file_id in file_ids]
+        idle = [file_id for file_id in file_ids if self._last_uses[file_id] < settled]
+        return [self._first_use(file_id, next_use)[1] for file_id in idle]
 
     def _first_use(self, file_id: int, next_use: NDArray[np.int64]) -> tuple[int, int]:
         """Return the next use of a file and the example that it is for."""

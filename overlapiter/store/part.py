@@ -54,6 +54,7 @@ class Part:
     missing: list[Wanted] = field(default_factory=list)
     low: dict[Wanted, Extent] = field(default_factory=dict)  # found in slower tiers, and to rise
     outdated: list[Extent] = field(default_factory=list)
+    verified: list[Extent] = field(default_factory=list)  # the first time since the last boot
     unseen: dict[int, Staged] = field(default_factory=dict)  # tiers that did not answer, and why
     batch: Batch = field(default_factory=Batch)
     home: int = 0  # the tier whose index holds the claims

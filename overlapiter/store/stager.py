@@ -95,11 +95,8 @@ class Stager:
         self._copier = Copier(stores, origin, self._health, note_answers)
         self._mover = Mover(stores, self._copier, self._health)
         self._comparer = Comparer(stores, origin, validate, self._health, self._mover, note_answers)
-        self._fetching = None
-        if peers is not None:
-            steps = Steps(submit, self._look_at, self._copy, self._end_copy)
-            source = stores[0].source
-            self._fetching = Fetching(peers, source, self._copier, self._comparer, steps)
+        steps = Steps(submit, self._look_at, self._copy, self._end_copy)
+        self._fetching = Fetching(peers, stores[0].source, self._copier, self._comparer, steps)
         self._bulk = bulk
         self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
@@ -248,6 +245,8 @@ class Stager:
                 part.answers[file.key] = original
             elif is_right:
                 self._accept(part, file, found.extent)
+                if not found.is_verified:
+                    part.verified.append(found.extent)
             else:
                 part.outdated.append(found.extent)
                 part.missing.append(file)
@@ -274,6 +273,8 @@ class Stager:
 
     def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
         """Claim what is missing, and make a job of each copy; ends a job."""
+        verified, part.verified = part.verified, []
+        self._comparer.note_verified(verified)
         owners = self._begin(part, files) if files else {}
         if owners:  # the job goes on
             self._wait(part, Wait(self.stores[part.home], owners))
@@ -297,9 +298,7 @@ class Stager:
             part.n_copying += len(mine)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
-        left = [file for file in mine if file not in meanwhile]
-        if self._fetching is not None:
-            left = [file for file in left if not self._fetching.begin(part, file)]
+        left = [f for f in mine if f not in meanwhile and not self._fetching.begin(part, f)]
         jobs: list[Job] = []
         for first in range(0, len(left), _AT_ONCE):
             jobs += self._read(part, left[first : first + _AT_ONCE])

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeVar
 from . import reclaim, segments
 from .access import Access
 from .extents import Extent, keys_of, source_seed
-from .generation import clear, generation_of, segment_path
+from .generation import clear, generation_of
 from .index import Cursor, IndexBusyError, IndexDamagedError, StaleError
 from .localfiles import remove_left
 from .neighbours import Neighbours
@@ -84,7 +84,7 @@ class Claim(NamedTuple):
 
 
 #: A complete copy: the file, where it was written, and its extent.
-Copy = tuple[Wanted, Place, Extent]
+Written = tuple[Wanted, Place, Extent]
 
 
 class Store:
@@ -239,7 +239,7 @@ class Store:
             sizes_and_times = []
             for (number,) in opened.index.rows("SELECT id FROM segment WHERE owner=?", owner):
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(segment_path(opened.folder, number))
+                    found = os.stat(segments.segment_path(opened.folder, number))
                     sizes_and_times.append((found.st_size, found.st_mtime_ns))
             return sizes_and_times
 
@@ -267,17 +267,16 @@ class Store:
                         # Else they would be lost: the next call meets what is the matter.
             return places
 
-        # In a generation that is not in use any more it is of no use, and publishing says so.
-        return self._on(places, look=False)
+        return self._on(places)
 
     def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files, as far as there is any.
 
         Where there was no room the last time, none is asked for but ``again``.
         """
-        return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again), look=False)
+        return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
-    def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
+    def publish(self, copies: Sequence[Written], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
 
         If it raises, the copies are given up, and so are the claims.
@@ -302,7 +301,7 @@ class Store:
     def _publish(
         self,
         opened: OpenGeneration,
-        copies: Sequence[Copy],
+        copies: Sequence[Written],
         paths: Mapping[int, bytes],
         ended: Sequence[int],
     ) -> bool:

@@ -134,10 +134,10 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
         value = next(values)
         return Collation()(sequence(value)) if structure == "loose" else value
     kind, keys, children = structure
-    inner = list if kind == "dict" else tuple
+    inner = tuple if keys is None else list
     parts = [_collated(child, values, inner) for child in children]
-    if kind == "dict":
-        return dict(zip(keys, parts, strict=True))
+    if keys is not None:
+        return (dict if kind == "dict" else kind)(zip(keys, parts, strict=True))
     return parts if isinstance(kind, str) else kind(*parts)
 
 

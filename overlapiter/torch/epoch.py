@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from torch.utils import data
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, warn
 from overlapiter.faults import (
     FailedBatch,
     SkippedExamples,
@@ -96,7 +95,7 @@ class Epoch(_BaseDataLoaderIter):
         self._foresight: Foresight | None = None
         self._is_exhausted = False
         self._is_unfinished = True  # until all was submitted: a sampler may raise
-        self._order_size = self._position = self._first_position = 0
+        self._order_size = 0
         staging, number = loader.staging, self._progress.number
         self._n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
         if staging is not None:
@@ -106,13 +105,9 @@ class Epoch(_BaseDataLoaderIter):
         orders = {} if self._foresight is None else self._foresight.orders
         for keys in itertools.islice(self._keys(), n_to_skip):
             self._progress.count(keys)
-            self._position += len(keys) if _is_sent(keys) else 0
         self._pending.clear()
-        if self._progress.scattered is not None:  # an epoch holds what precedes a resumption, too
-            self._position = self._progress.scattered[1]
         first = list(itertools.islice(self._keys(), n_ahead))
         self._feed = self._feed_of(loader, first, orders.get(number))
-        self._first_position = self._position  # of the next mini-batch to be taken
         self._submit_all()
         self._pipeline.flush()
         self._is_unfinished = False
@@ -126,9 +121,9 @@ class Epoch(_BaseDataLoaderIter):
         indices = as_indices(first[0] if first and _is_sent(first[0]) else [], self._counting)
         default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         renewal = Renewal(self._base_seed, default_dtype)
-        feed, is_new = begin(loader, renewal, indices.tolist())
-        if feed.share is not None and (is_new or self._is_resumed):
-            feed.share.begin(self._progress.number, self._position, order)
+        feed = begin(loader, renewal, indices.tolist())
+        if feed.share is not None and (self._is_resumed or not feed.share.has_begun):
+            feed.share.begin(self._progress.number, self._progress.position, order)
         return feed
 
     @property
@@ -199,7 +194,7 @@ class Epoch(_BaseDataLoaderIter):
         """Submit what was taken from the sampler, and what is foreseen to follow it."""
         self._submitted.clear()
         self._foreseen: Iterator[Keys] = iter(())
-        self._position = self._first_position
+        self._position = self._progress.position  # of the next one to be submitted
         foresight = self._foresight
         if foresight is not None and foresight.orders:
             self._order_size = len(foresight.orders[self._progress.number])
@@ -243,11 +238,10 @@ class Epoch(_BaseDataLoaderIter):
                 if not self._persistent_workers:
                     self._release()
                 raise StopIteration
-            is_sent = _is_sent(self._pending[0])
-            batch = self._wait() if is_sent else self._make_here(self._pending[0])
+            first = self._pending[0]
+            batch = self._wait() if _is_sent(first) else self._make_here(first)
             worker = self._progress.n_taken % self._num_workers
             keys = self._pending.popleft()
-            self._first_position += len(keys) if is_sent else 0
             self._progress.count(keys)
             self._is_unfinished = False
             if self._is_exhausted and not self._pending and not self._persistent_workers:
@@ -256,7 +250,10 @@ class Epoch(_BaseDataLoaderIter):
                 _reraise(batch.error, batch.context, worker)
             error, is_passed_over = self._skipped.judge(batch)
             if error is not None:
-                raise error
+                try:
+                    raise error
+                finally:  # its traceback holds this frame, and so the workers
+                    del error, batch
             if not is_passed_over and isinstance(batch, Collated):
                 if not self._pin_memory:
                     return batch.data
@@ -281,7 +278,7 @@ class Epoch(_BaseDataLoaderIter):
                 if self._timeout > 0:
                     message = f"DataLoader timed out after {self._timeout} seconds"
                     raise RuntimeError(message) from TimeoutError(text)
-                warnings.warn(text, TimeoutWarning, stacklevel=5)
+                warn(text, TimeoutWarning)
                 self._is_unfinished = True
 
     # --- the end ------------------------------------------------------------------------------
@@ -310,5 +307,5 @@ def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> 
     try:
         wrapper.reraise()
     except Exception as error:
-        raise error from context
+        raise error.with_traceback(None) from context  # PyTorch's frame holds it: a cycle
     raise AssertionError

@@ -5,6 +5,7 @@ It does not import PyTorch: where the dataset does not either, a file reader sta
 
 from __future__ import annotations
 
+import collections
 import functools
 import io
 import pickle
@@ -204,8 +205,9 @@ def _walk(node: Any, leaves: list[Any]) -> Structure:
         return _tensor_leaf(node, leaves)
     if kind is tuple or kind is list:
         return (kind.__name__, None, tuple([_walk(child, leaves) for child in node]))
-    if kind is dict:
-        return ("dict", tuple(node), tuple([_walk(child, leaves) for child in node.values()]))
+    if kind is dict or kind is collections.OrderedDict:
+        name = "dict" if kind is dict else kind
+        return (name, tuple(node), tuple([_walk(child, leaves) for child in node.values()]))
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         return (kind, None, tuple([_walk(child, leaves) for child in node]))
     if _stacks_as_plain(kind):  # type: ignore[arg-type]  # mypy looks at how its instances hash

@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -22,8 +23,11 @@ from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
+    import socket
+
     from overlapiter.peers.holders import NodeShare
     from overlapiter.pipeline import Pipeline
+    from overlapiter.planning import Joined
 
 _PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
@@ -83,10 +87,11 @@ class Feed(NamedTuple):
 
 
 class Shelf:
-    """Where a loader keeps a feed that no iterator uses."""
+    """Where a loader keeps a feed that no iterator uses, and what its ranks have agreed on."""
 
     def __init__(self) -> None:
         self._feed: Feed | None = None
+        self.joined: Joined | None = None
         self.is_closed = False
         self.latest: Pipeline | None = None  # that an epoch began with, for its counters
 
@@ -110,14 +115,24 @@ class Shelf:
         if feed is not None:
             feed.pipeline.close()
 
+    def keep(self, joined: Joined) -> socket.socket | None:
+        """Keep what the ranks have agreed on; return where other nodes come, for a feed to close.
 
-def begin(
-    loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]
-) -> tuple[Feed, bool]:
-    """Return a feed for an epoch of a loader, and whether it is new: that on its shelf may do.
+        Each rank makes new feeds when it has to, while the others train. The servers of several
+        feeds listen on one port, and any of them answers.
+        """
+        if self.joined is None:
+            self.joined = joined
+            if joined.listener is not None:
+                weakref.finalize(self, joined.listener.close)
+        return None if joined.listener is None else joined.listener.dup()
 
-    Its file readers are fresh processes in either case, with the dataset as it is now. Making a new
-    one with peers is collective.
+
+def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
+    """Return a feed for an epoch of a loader: that on its shelf, or a new one.
+
+    Its file readers are fresh processes in either case, with the dataset as it is now. Making the
+    first one with peers is collective.
 
     They are told the renewal. The first mini-batch must fit into the staging directory.
 
@@ -134,10 +149,7 @@ def begin(
         deals_in_turn=loader.seed is None,
     )
     is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
-    # Workers record in the trace that they begin with. With peers new ones are for all ranks to
-    # make, of which one alone may have a trace.
-    has_peers = loader.staging is not None and loader.staging.peers is not None
-    trace = None if has_peers else chosen_trace(None)[0]
+    trace = chosen_trace(None)[0]  # workers record in the one that they begin with
     options = (
         *(loader.num_workers, loader.prefetch_factor, loader.batch_size, loader.seed),
         *(loader.bad_examples, loader.staging, is_pinned, trace),
@@ -149,13 +161,13 @@ def begin(
             if old.purpose == (options, digest_of(pickled_pieces(face, FacePickler))):
                 old.pipeline.reset(renewal)
                 loader._shelf.latest = old.pipeline
-                return old, False
+                return old
         old.pipeline.close()
     feed = _new_feed(loader, face, options, renewal, first_indices)
     if is_pinned:
         feed.pipeline.lock_pages(TorchLocker())
     loader._shelf.latest = feed.pipeline
-    return feed, True
+    return feed
 
 
 def _collate_fn_of(loader: data.DataLoader[Any]) -> Any:
@@ -174,14 +186,22 @@ def _new_feed(
     first_indices: list[int],
 ) -> Feed:
     created_ns = time.monotonic_ns()
-    imports = preload_of(loader)
-    start_forkserver(imports)
+    staging, order, shelf = loader.staging, loader._order, loader._shelf
+    try:
+        imports = preload_of(loader)
+        start_forkserver(imports)
+        parcel = Parcel(face, FacePickler, name="")
+    except Exception as error:
+        from overlapiter.planning import tell_peers
+
+        if shelf.joined is None:  # else they train
+            tell_peers(staging, order, error)
+        raise
     from overlapiter.pipeline import Pipeline  # while the forkserver starts
     from overlapiter.planning import with_staging
     from overlapiter.torch.batches import TensorViews, WholeViews
     from overlapiter.workers.plan import SupervisorPlan
 
-    parcel = Parcel(face, FacePickler, name="")
     purpose = options, parcel.digest
     plan = SupervisorPlan(
         n_readers=loader.num_workers,
@@ -195,9 +215,10 @@ def _new_feed(
         imports=imports,
         renewal=renewal,
     )
-    plan, listener, share = with_staging(
-        plan, parcel, loader.staging, loader.dataset, first_indices, sampler=loader._order
+    plan, joined = with_staging(
+        plan, parcel, staging, loader.dataset, first_indices, sampler=order, joined=shelf.joined
     )
+    listener = None if joined is None else shelf.keep(joined)
     views = WholeViews() if face.collates else TensorViews()
     pipeline = Pipeline(parcel, plan, created_ns, views=views, listener=listener)
-    return Feed(pipeline, purpose, share)
+    return Feed(pipeline, purpose, None if joined is None else joined.share)

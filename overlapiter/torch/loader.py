@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch.distributed
 import torch.utils.data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -18,9 +19,9 @@ from overlapiter.torch.feed import Shelf, preload_of
 from overlapiter.torch.orders import (
     DistributedOrder,
     OrderedSampler,
+    RankSampler,
     order_of_ranks,
     ranks_of,
-    samplers_of,
     size_of,
 )
 from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
@@ -94,7 +95,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     ) -> None:
         _refuse_iterable(dataset)
         if isinstance(sampler, ScatteredOrder):
-            sampler = OrderedSampler(sampler, size_of(dataset, "sampler"))
+            kind = RankSampler if sampler.size > 1 else OrderedSampler
+            sampler = kind(sampler, size_of(dataset, "sampler"))
         super().__init__(
             dataset,
             batch_size,
@@ -117,13 +119,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.staging = check_staging(staging)
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
-        self._order = order_of_ranks(samplers_of(self)[-1])
+        self._order = order_of_ranks(self)
         self._check_workers()
         limit = None
         if bad_examples != "raise":
             limit = skip_limit(bad_examples, size_of(dataset, "bad_examples"))
-        in_step = self._is_in_step()
-        self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step, n_calls=2)
+        self._skipped = SkippedExamples(limit, dataset)
         self._shelf = Shelf()
         self._n_begun = 0  # epochs
         self._progress: Progress | None = None  # of the latest iteration
@@ -168,7 +169,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _is_in_step(self) -> bool:
         """Return whether other ranks take a mini-batch for each one of this loader."""
-        return ranks_of(self) > 1 or (self._order is not None and self._order.size > 1)
+        dist = torch.distributed  # which sampler divides the data does not always show
+        n_ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+        return max(n_ranks, ranks_of(self)) > 1
 
     # --- iteration ----------------------------------------------------------------------------
 
@@ -190,6 +193,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """Begin an epoch, before anything is drawn for it."""
         self._progress = begun = Progress(self)
         self._n_begun = begun.number + 1
+        self._skipped.keeps_step = self._is_in_step()  # the process group may be newer than this
         if isinstance(self._order, DistributedOrder):
             self._order.epoch_0 = (begun.sampler_epoch or 0) - begun.number
         return begun

@@ -23,15 +23,6 @@ from overlapiter.sources import Key
 #: What a sampler gives for one mini-batch: a list of keys, or one key without batching.
 Keys = Any
 
-_KNOWN = (
-    data.SequentialSampler,
-    data.RandomSampler,
-    data.SubsetRandomSampler,
-    data.WeightedRandomSampler,
-    DistributedSampler,
-)
-
-
 #: A sampler that gives more keys than this, and ten times the dataset, is not listed in advance.
 _MOST_FORESEEN = 10**7
 
@@ -41,7 +32,7 @@ class OrderedSampler(data.Sampler[int]):
 
     Attributes:
         order: Gives the order of every epoch.
-        epoch: The epoch that the next iteration gives; each whole iteration leads to the next.
+        epoch: The epoch that the next iteration gives; each iteration leads to the next.
         resumed: Of the epoch in which a snapshot was taken: where to go on, and in which order.
     """
 
@@ -70,14 +61,32 @@ class OrderedSampler(data.Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Give the indices of the epoch."""
-        epoch = self.epoch
-        yield from self.whole()[self.start :].tolist()
-        if self.epoch == epoch:  # the program has not chosen another one meanwhile
-            self.set_epoch(epoch + 1)
+        rest = self.whole()[self.start :].tolist()
+        self.set_epoch(self.epoch + 1)  # first: the iteration may be left early
+        yield from rest
 
     def __len__(self) -> int:
         """Return the number of indices that an iteration gives."""
         return self.order.length(self._dataset_size) - self.start
+
+
+class RankSampler(OrderedSampler, DistributedSampler[int]):
+    """That of one of several ranks: Lightning divides among them what any other class gives."""
+
+    def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
+        DistributedSampler.__init__(self, range(dataset_size), order.size, order.rank)
+        OrderedSampler.__init__(self, order, dataset_size)
+
+
+_KNOWN = (
+    data.SequentialSampler,
+    data.RandomSampler,
+    data.SubsetRandomSampler,
+    data.WeightedRandomSampler,
+    DistributedSampler,
+    OrderedSampler,
+    RankSampler,
+)
 
 
 class Draws(NamedTuple):
@@ -180,9 +189,21 @@ class DistributedOrder(ScatteredOrder):
         return order
 
 
-def order_of_ranks(sampler: Any) -> ScatteredOrder | None:
-    """Return the order that a sampler has together with those of other ranks, if it has one."""
+def order_of_ranks(loader: Any) -> ScatteredOrder | None:
+    """Return the order that a loader's sampler has together with those of other ranks, if any.
+
+    Raises:
+        OptionError: It is one of ``scatter_order``, which accelerate would divide once more.
+    """
+    *outer, sampler = samplers_of(loader)
     if isinstance(sampler, OrderedSampler):
+        if sampler.order.size > 1 and any(getattr(each, "num_processes", 1) != 1 for each in outer):
+            raise OptionError(
+                "sampler",
+                "scatter_order has divided the data among the ranks, and accelerate would divide "
+                "each rank's part again, so that most of the data would never be read; leave out "
+                "scatter_order, or accelerator.prepare for this loader",
+            )
         return sampler.order
     if type(sampler) is not DistributedSampler:
         return None
@@ -231,7 +252,7 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
     check_size(size_of(loader.dataset, "staging"))
     *batching, innermost = samplers_of(loader)
     is_known = [type(sampler) for sampler in batching] in ([], [data.BatchSampler])
-    if not is_known or type(innermost) not in (*_KNOWN, OrderedSampler):
+    if not is_known or type(innermost) not in _KNOWN:
         return None
     if len(innermost) > max(10 * len(loader.dataset), _MOST_FORESEEN):
         return None  # a list of all of them takes too much memory

@@ -7,41 +7,28 @@ import sys
 from collections.abc import Iterable
 from types import FunctionType, ModuleType
 
-#: Packages that do not import PyTorch, or only when they are asked to.
-_WITHOUT = {"numpy", "PIL", "cv2", "overlapiter", *sys.stdlib_module_names}
-#: How many things in a dataset are looked at.
-_MOST_THINGS = 200
+#: How many items of a list, or attributes, are looked at.
+_MOST_PARTS = 30
 
 
 def is_needed(things: Iterable[object]) -> bool:
-    """Return whether what reads some things imports PyTorch, as far as can be seen.
+    """Return whether what reads some things imports PyTorch, as far as that is seen at a glance.
 
-    It follows their classes to the modules that define these, and to what these have imported.
+    The modules that define them and what is in them are PyTorch's, or have imported something of
+    its. A wrong guess costs time alone.
     """
-    names = {name for thing in _within(things) for name in (_modules_of(thing) | _named_by(thing))}
-    seen: set[str] = set()
-    while names:
-        name = names.pop()
-        top = name.partition(".")[0]
-        if top.startswith("torch"):
-            return True
-        if name not in seen and top not in _WITHOUT:
-            seen.add(name)
-            for value in [*getattr(sys.modules.get(name), "__dict__", {}).values()]:
-                names |= _modules_of(value)
-    return False
+    seen = list(things)
+    for _ in range(2):  # a list of examples holds tuples of tensors
+        seen += [part for thing in seen for part in _parts_of(thing)]
+    names = {name for thing in seen for name in _modules_of(thing)}
+    modules = [getattr(sys.modules.get(name), "__dict__", {}) for name in names]
+    values = [value for module in modules for value in [*module.values()]]
+    return any(name.startswith("torch") for name in names.union(*map(_modules_of, values)))
 
 
-def _within(things: Iterable[object]) -> list[object]:
-    """Return some things and what is in them; of many, the first ones."""
-    found = list(things)
-    for thing in found:  # it grows meanwhile
-        if len(found) > _MOST_THINGS:
-            break
-        parts = thing if isinstance(thing, (list, tuple, dict)) else getattr(thing, "__dict__", {})
-        inner = parts.values() if isinstance(parts, dict) else parts
-        found += itertools.islice(inner, 8)
-    return found
+def _parts_of(thing: object) -> Iterable[object]:
+    inner = thing if isinstance(thing, (list, tuple)) else getattr(thing, "__dict__", {}).values()
+    return itertools.islice(inner, _MOST_PARTS)
 
 
 def _modules_of(thing: object) -> set[str]:
@@ -50,16 +37,6 @@ def _modules_of(thing: object) -> set[str]:
         return {thing.__name__}
     if isinstance(thing, FunctionType):
         return {thing.__module__ or ""}
+    kinds = (thing if isinstance(thing, type) else type(thing)).__mro__
     # A class in C may have something else there than a name.
-    return {kind.__module__ for kind in _classes_of(thing) if isinstance(kind.__module__, str)}
-
-
-def _named_by(thing: object) -> set[str]:
-    """Return what the code of a function, or of a class, names: what it imports is among that."""
-    methods = [each for kind in _classes_of(thing) for each in vars(kind).values()]
-    codes = [each.__code__ for each in (thing, *methods) if isinstance(each, FunctionType)]
-    return {name for code in codes for name in code.co_names}
-
-
-def _classes_of(thing: object) -> tuple[type, ...]:
-    return (thing if isinstance(thing, type) else type(thing)).__mro__
+    return {kind.__module__ for kind in kinds if isinstance(kind.__module__, str)}

@@ -61,6 +61,11 @@ class Progress:
         self.n_taken += 1
         self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
 
+    @property
+    def position(self) -> int:
+        """Examples of the epoch before the next mini-batch."""
+        return self.n_examples + (0 if self.scattered is None else self.scattered[1])
+
 
 #: What :meth:`DataLoader.state_dict` returns: what is in a :class:`Progress` as plain numbers and
 #: tensors, in lists, tuples and a dict of no class of ours, which ``torch.load`` takes as they are.
@@ -74,8 +79,9 @@ def batch_of(loader: data.DataLoader[Any]) -> tuple[int | None, int]:
 
 
 def sampler_name(loader: data.DataLoader[Any]) -> str:
-    """Return of which class the innermost sampler is."""
-    return type(samplers_of(loader)[-1]).__name__
+    """Return of which class the innermost sampler is; the same for any number of ranks."""
+    sampler = samplers_of(loader)[-1]
+    return (OrderedSampler if isinstance(sampler, OrderedSampler) else type(sampler)).__name__
 
 
 def check_state(loader: data.DataLoader[Any], state: State) -> None:
@@ -122,8 +128,8 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch, or before it."""
     size, scattered = size_of(loader.dataset), None
     if epoch.scattered is not None:
-        order, start, whole = epoch.scattered
-        scattered = tuple(order.state_of(epoch.number, start + epoch.n_examples, whole, size))
+        order, _, whole = epoch.scattered
+        scattered = tuple(order.state_of(epoch.number, epoch.position, whole, size))
     return {
         "version": _VERSION,
         "epoch": epoch.number,

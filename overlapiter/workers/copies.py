@@ -119,5 +119,5 @@ class StagedCopies:
         return not all(map(self._reader.is_as_verified, self._large))
 
     def distrust(self) -> None:
-        """Send the further opens of this example to the source; its files are looked at again."""
-        self.has_missed, self._is_trusted = True, False
+        """Send the further opens of this example to the source."""
+        self._is_trusted = False

@@ -120,7 +120,7 @@ class StagingPlan:
         if not is_url(self.source):
             return LocalOrigin()
         most_reads = self.reads_in_flight or self.most_reads_in_flight
-        return self._remote(-(-most_reads // self.n_prefetchers))
+        return self._remote(-(-most_reads // self.n_first_prefetchers))
 
     def direct(self) -> Direct | None:
         """Return what reads a source that is a URL without staging; None for a directory."""

@@ -41,16 +41,19 @@ def test_what_evicting_costs_is_a_table_and_a_file(tmp_path, capsys):
     assert [point["name"] for point in points] == ["whole", "part", "dirty", "written"]
 
 
-def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, capsys):
-    words = ["--quick", "--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
+def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["--quick", "--local", ".", "--out", "result.json", "--json"]
     assert claim.run("large-files", words) == 0
-    points = json.loads((tmp_path / "result.json").read_text())["points"]
+    result, printed = json.loads((tmp_path / "result.json").read_text()), capsys.readouterr()
+    assert json.loads(printed.out) == result
+    points = result["points"]
     assert [point["n_files"] for point in points] == [200, 200, 2, 2]
     for point, other in zip(points[::2], points[1::2], strict=True):
         staged, copied = point["runs"][0], other["runs"][0]
         assert staged["bytes"] >= copied["bytes"] == point["n_files"] * point["file_bytes"]
         assert min(staged["seconds"], copied["seconds"]) > 0
-    assert "bytes for CPU, 0.02 MB, of cp" in capsys.readouterr().out
+    assert "bytes for CPU, 0.02 MB, of cp" in printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 

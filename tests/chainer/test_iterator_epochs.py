@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
-from tests.chainer.iterator_datasets import Values, indices_of
+from tests.chainer.iterator_datasets import Slow, Values, indices_of
 
 
 def progress_of(iterator: Any) -> tuple[Any, ...]:
@@ -78,6 +79,11 @@ def test_without_repeat_a_batch_size_of_the_dataset_or_more_gives_one_mini_batch
 
     assert [indices_of(batch) for batch in iterator] == [list(range(n))]
     assert progress_of(iterator) == (1, 0, True, 1.0, 1.0)
+
+
+def test_a_batch_size_far_above_that_of_the_dataset_takes_no_memory_for_it() -> None:
+    with OverlapIterator(Slow(3), 1 << 50, repeat=False, shuffle=False, n_processes=1) as iterator:
+        assert [indices_of(batch) for batch in iterator] == [[0, 1, 2]]
 
 
 def test_one_mini_batch_may_hold_several_epochs(make: Maker, images: NumberedImages) -> None:

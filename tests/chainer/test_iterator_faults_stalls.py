@@ -39,6 +39,7 @@ def test_each_time_that_nothing_has_come_for_so_long_is_announced(
     texts = [str(each.message) for each in said]
     assert len(texts) >= 3
     assert len({*texts}) == len(texts)  # one that had been said before would not be shown
+    assert said[0].filename == __file__
     assert "no mini-batch for 0.5 seconds." in texts[0]
     assert re.search(r"for 0\.5 seconds, \d in all\.", texts[1])
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter import OverlapIterator
+from overlapiter.workers.supervisor.service import Service
 from tests.chainer.iterator_datasets import Slow, indices_of
 from tests.chainer.scripts import Program, are_gone
 
@@ -167,18 +168,18 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
     assert taken == [expected(number) for number in range(len(taken))]
 
 
-def test_an_interrupt_where_memory_has_just_come_leaves_no_descriptor(
+def test_an_interrupt_that_loses_the_first_message_holds_up_no_mini_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Interrupting:
-        """In the place of the module ``mmap``, until the first use."""
+    receive = Service.receive
 
-        def __getattr__(self, name: str) -> object:
+    def receive_and_lose(service: Service, timeout_seconds: float) -> None:
+        if receive(service, timeout_seconds) is not None:
             monkeypatch.undo()
             raise KeyboardInterrupt
 
     with OverlapIterator(Slow(8), 4, shuffle=False, n_processes=1) as iterator:
-        monkeypatch.setattr("overlapiter.sharedmem.segments.mmap", Interrupting())
+        monkeypatch.setattr(Service, "receive", receive_and_lose)
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
         assert indices_of(next(iterator)) == [0, 1, 2, 3]

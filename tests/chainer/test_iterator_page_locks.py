@@ -174,6 +174,7 @@ def test_a_device_that_cannot_lock_changes_nothing_and_the_user_is_told_once(ite
         assert (next(iterator)[0] == k * BATCH_SIZE).all()
     (warned,) = recwarn
     assert "cannot lock the memory of mini-batches (error 2)" in str(warned.message)
+    assert warned.filename == __file__
 
 
 def test_a_mini_batch_outlives_the_iterator_that_could_lock_it():

@@ -79,9 +79,37 @@ def test_where_the_store_is_as_near_as_a_node_each_node_reads_for_itself(tmp_pat
     assert sum(reads[1:]) / 3 / N_FILES > 0.42
 
 
-def test_a_rank_that_cannot_take_part_leaves_none_waiting(tmp_path: Path) -> None:
-    ended = run_job("rank_peers_refused.py", 2, tmp_path, n_nodes=2)
+def refused(folder: Path, wrong: str) -> tuple[list[str], list[str]]:
+    """Return the errors of two ranks, of which the second one has something wrong, and texts."""
+    ended = run_job("rank_peers_refused.py", 2, folder, wrong, n_nodes=2)
     assert ended.exit_status == 0, ended.output
-    assert [rank["error"] for rank in ended.results] == ["OptionError", "StagingError"]
-    assert "peers: rank 1 cannot take part: StagingError" in ended.results[0]["text"]
-    assert "not-mounted does not exist" in ended.results[0]["text"]
+    return [rank["error"] for rank in ended.results], [rank["text"] for rank in ended.results]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ("place", "StagingError", "not-mounted does not exist"),
+        ("pickling", "DatasetPicklingError", "cannot pickle '_thread.lock'"),
+    ],
+)
+def test_a_rank_that_cannot_take_part_leaves_none_waiting(
+    tmp_path: Path, wrong: str, error: str, words: str
+) -> None:
+    errors, texts = refused(tmp_path, wrong)
+    assert errors == ["OptionError", error]
+    assert f"peers: rank 1 cannot take part: {error}" in texts[0]
+    assert words in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "number", "name"), [("number", 2, "source"), ("source", 1, "other")]
+)
+def test_ranks_with_other_data_than_the_others_are_refused_on_all(
+    tmp_path: Path, wrong: str, number: int, name: str
+) -> None:
+    errors, texts = refused(tmp_path, wrong)
+    assert errors == ["OptionError"] * 2
+    assert texts[0] == texts[1]
+    own = f"rank 1 has {number} examples below {tmp_path.resolve() / name}"
+    assert f"rank 0 has 1 examples below {tmp_path.resolve() / 'source'}, {own};" in texts[0]

@@ -361,5 +361,7 @@ def test_a_source_above_few_of_the_files_is_warned_of(directory, source):
     (deep / "0.jpg").write_bytes(b"x")
     names = ["deep/0.jpg", *(f"{n}.jpg" for n in range(N - 1))]
     dataset = chainer.datasets.ImageDataset(names, str(source))
-    with pytest.warns(StagingWarning, match="3 of the 4 files of the first mini-batch do not lie"):
+    words = "3 of the 4 files of the first mini-batch do not lie"
+    with pytest.warns(StagingWarning, match=words) as warned:
         staging_plan(Staging(directory, source=deep), dataset, [0, 1, 2, 3])
+    assert warned[0].filename == __file__

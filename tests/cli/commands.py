@@ -36,18 +36,21 @@ sys.exit(code)
 """
 
 # The command in a process in which some files never give an answer when they are opened, or when
-# it is looked whether they are there.
+# it is looked whether they are there, and which waits so long for one.
 HANGING = """
 import builtins, functools, os, sys, threading
+from overlapiter.cli import origins
 from overlapiter.cli.main import main
-hanging = set(sys.argv[1].split(":"))
+origins.TIMEOUT_SECONDS = float(sys.argv[1])
+hanging = set(sys.argv[2].split(":"))
 def hang(real, file, *others, **more):
     if isinstance(file, (str, bytes)) and os.fsdecode(file) in hanging:
         threading.Event().wait()
     return real(file, *others, **more)
-for owner, name in ((builtins, "open"), (os.path, "isdir"), (os.path, "lexists"), (os, "scandir")):
-    setattr(owner, name, functools.partial(hang, getattr(owner, name)))
-sys.exit(main(sys.argv[2:]))
+builtins.open, os.scandir = functools.partial(hang, open), functools.partial(hang, os.scandir)
+for name in ("isdir", "lexists", "realpath"):
+    setattr(os.path, name, functools.partial(hang, getattr(os.path, name)))
+sys.exit(main(sys.argv[3:]))
 """
 
 
@@ -61,9 +64,12 @@ def slow_command(root: Path, open_seconds: float, rate: float, *words: object) -
     return [sys.executable, "-c", SLOWLY, str(root), str(open_seconds), str(rate), *map(str, words)]
 
 
-def hanging_command(paths: Iterable[Path], *words: object) -> list[str]:
+def hanging_command(
+    paths: Iterable[Path], *words: object, timeout_seconds: float = 60.0
+) -> list[str]:
     """Return what starts a command to which some files give no answer."""
-    return [sys.executable, "-c", HANGING, ":".join(map(str, paths)), *map(str, words)]
+    hanging = ":".join(map(str, paths))
+    return [sys.executable, "-c", HANGING, *map(str, (timeout_seconds, hanging, *words))]
 
 
 def run(words: list[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:

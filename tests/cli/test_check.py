@@ -264,6 +264,12 @@ def test_sources_are_checked_apart(source, fast, staged, tmp_path) -> None:
     assert staged
 
 
+def test_options_that_can_be_read_only_once_are_enough(fast, staged) -> None:
+    done = overlapiter("check", fast, "--storage-options", "/dev/stdin", stdin="{}")
+    assert done.returncode == 0, done.stderr
+    assert f"good {len(staged)} files" in done.stdout
+
+
 def test_a_source_that_is_not_staged_is_explained(source, fast, staged, tmp_path) -> None:
     done = overlapiter("check", fast, "--source", tmp_path / "other")
     assert done.returncode == 2

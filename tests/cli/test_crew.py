@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from overlapiter.cli.console import CommandError
-from overlapiter.cli.crew import Crew
+from overlapiter.cli.crew import Crew, answered
 from overlapiter.origins.origin import LocalOrigin
 
 
@@ -19,3 +19,5 @@ def test_a_command_that_may_start_no_thread_says_so(monkeypatch) -> None:
     crew = Crew[None, None](LocalOrigin(), lambda _part: None, 4, 1.0)
     with pytest.raises(CommandError, match="ulimit -u"):
         list(crew.run(iter([{"a.jpg": None}])))
+    with pytest.raises(CommandError, match="ulimit -u"):
+        answered("a.jpg", bool, 1.0)

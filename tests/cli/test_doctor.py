@@ -134,6 +134,20 @@ def test_a_source_that_cannot_be_listed_in_time_is_measured_as_far_as_it_was(man
     assert found["dataset_bytes"] is None
 
 
+def test_classes_that_are_links_are_measured_and_none_twice(source, tmp_path) -> None:
+    subset = tmp_path / "subset"
+    subset.mkdir()
+    for name, target in (("a", "c0"), ("b", "c1"), ("again", "c0")):
+        (subset / name).symlink_to(source / target)
+    (source / "c0" / "up").symlink_to(subset)
+    (source / "c1" / "circle").symlink_to("circle")
+    done = overlapiter("doctor", "--source", subset, "--seconds", 9, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert sum(level["n_files"] for level in found["levels"]) == 20  # of c0 and c1
+    assert list(found["unread"]) == [f"{subset}/b/circle"]
+
+
 def test_two_that_measure_one_disk_leave_each_other_alone(tmp_path) -> None:
     with probe.scratch(str(tmp_path)) as one:
         with probe.scratch(str(tmp_path)) as other:

@@ -15,7 +15,15 @@ import pytest
 from overlapiter.cli import console
 from overlapiter.cli.main import COMMANDS, main
 
-from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter, run, stage
+from .commands import (
+    ENVIRONMENT,
+    REPOSITORY,
+    command,
+    hanging_command,
+    overlapiter,
+    run,
+    stage,
+)
 
 COMMANDS_PAGE = (REPOSITORY / "docs/commands.md").read_text()
 # In the place of a module of which a command needs much, and which takes long to import.
@@ -92,6 +100,23 @@ def test_each_command_that_works_on_a_directory_speaks_to_machines(source, tmp_p
         assert expected in json.loads(lines[0]).items(), lines
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor", "--to", "{}"),
+        *[("ls", "{}"), ("check", "{}"), ("evict", "{}", "--all"), ("export", "{}", "{}-too")],
+    ],
+)
+def test_a_source_that_gives_no_answer_ends_each_command(source, fast, listing, words) -> None:
+    stage(listing, "--source", source, "--to", fast)
+    link = source.with_name("link")  # what is staged is known by the name of what it leads to
+    link.symlink_to(source)
+    words = [word.format(fast) for word in words]
+    done = run(hanging_command([link], *words, "--source", link, timeout_seconds=0.5))
+    assert done.returncode == 1
+    assert f"{link}: no answer for 0.5 s; see whether it is mounted" in done.stderr
+
+
 def test_progress_counts_bytes_only_where_there_are_any(monkeypatch, capsys) -> None:
     monkeypatch.setattr(console, "_QUIET_SECONDS", 0.0)
     with console.Progress(2, "policies") as shown:
@@ -136,6 +161,23 @@ def test_each_command_has_examples_json_and_documented_exit_codes(
     assert "--json" in text
     (codes,) = re.findall(r"\n\| command \| 1 \|\n(.*?)\n\n", COMMANDS_PAGE, re.DOTALL)
     assert f"`{name}`" in codes or name == "completion"
+
+
+# In the place of the benchmarks: says how it was started.
+SAYING = "import os, sys; print(os.getpid(), os.getcwd(), *sys.argv[1:])"
+
+
+def test_a_benchmark_takes_the_place_of_the_command_so_that_signals_are_its_own(tmp_path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "__init__.py").touch()
+    (tmp_path / "bench" / "__main__.py").write_text(SAYING)
+    words = command("bench", "--json", "some", "--out", "own.json")
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        said, _ = process.communicate(timeout=100)
+    assert said == f"{process.pid} {tmp_path} some --out own.json --json\n"
+    assert process.returncode == 0
 
 
 def test_benchmarks_and_completion_speak_to_machines() -> None:

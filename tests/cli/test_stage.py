@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
@@ -9,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -179,6 +181,35 @@ def test_a_source_that_does_not_answer_at_first_is_named(source, fast, listing, 
     assert done.returncode == 1
     assert f"{source / hanging}: no answer for 0.3 s; see whether it is mounted" in done.stderr
     assert not fast.exists()
+
+
+# The command in a process in which a file of a name fails to open with an error of that number.
+FAILING = """
+import builtins, os, sys
+from overlapiter.cli.main import main
+number, failing, *words = sys.argv[1:]
+real = open
+def fail(file, *others, **more):
+    if file == failing:
+        raise OSError(int(number), os.strerror(int(number)), file)
+    return real(file, *others, **more)
+builtins.open = fail
+sys.exit(main(words))
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "fate"),
+    [(errno.ESTALE, "unread"), (errno.ENOTCONN, "unread"), (errno.ELOOP, "missing")],
+)
+def test_a_store_that_fails_is_told_from_a_file_that_is_missing(
+    source, fast, listing, number, fate
+) -> None:
+    path = source / "c0" / "0.bin"
+    words = [sys.executable, "-c", FAILING, str(number), str(path), "stage", str(listing)]
+    done = run([*words, "--source", str(source), "--to", str(fast)])
+    assert done.returncode == 1
+    assert f"{fate} 1 file {path} ({os.strerror(number)})\n" in done.stdout
 
 
 # --- room -----------------------------------------------------------------------------------------

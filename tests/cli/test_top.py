@@ -177,7 +177,10 @@ def test_a_mini_batch_that_does_not_come_is_waited_for(tmp_path: Path) -> None:
     assert row.split().count("reading") == 1
 
 
-def test_no_training_is_no_success() -> None:
-    done = overlapiter("top", 1, "--once")
+def test_no_training_is_no_success_and_has_no_counters(tmp_path: Path) -> None:
+    file = tmp_path / "overlapiter.prom"
+    file.write_text("overlapiter_n_readers{} 1\n")  # of one that has ended
+    done = overlapiter("top", 1, "--once", "--prometheus", file)
     assert done.returncode == 1
     assert "run it there, as the user of the job" in done.stderr
+    assert file.read_text() == "\n"

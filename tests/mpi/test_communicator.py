@@ -45,9 +45,10 @@ def n_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_ranks_that_are_bound_to_half_of_the_cores_warn(n_cores: int) -> None:
-    with pytest.warns(BindingWarning, match=f"to {n_cores // 2} of its {n_cores} cores"):
+    with pytest.warns(BindingWarning, match=f"to {n_cores // 2} of its {n_cores} cores") as warned:
         communicator.find_node(Ranks(3), 3)
 
+    assert warned[0].filename == __file__
     assert this_node().local_size == 3
 
 

@@ -224,6 +224,7 @@ def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
     expected = pytest.warns(FailureWarning, match="abort_on_failure")
     with expected if is_warned else contextlib.nullcontext(), OverlapIterator([1, 2], 1):
         pass
+    assert not is_warned or expected[0].filename == __file__
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)  # a hook of the user
     for line, is_unseen in (("sys.exit(main())", False), ("raise SystemExit(main())", True)):
         (tmp_path / "program.py").write_text(f"    {line}\n")

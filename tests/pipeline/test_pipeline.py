@@ -212,6 +212,28 @@ def test_an_example_that_cannot_be_read_is_left_out_where_that_is_asked_for() ->
         assert [error.index for error in batch.skipped] == [5]
 
 
+class Undecodable(DeclaredFiles):
+    """The file of one example is no image, say."""
+
+    def get_example(self, i: int) -> tuple[Any, Any]:
+        example = super().get_example(i)
+        if i == 5:
+            raise ValueError("no image")
+        return example
+
+
+def test_an_example_that_fails_by_its_source_as_well_has_lost_no_copy(
+    tmp_path: Path, names: list[str], staging: Staging
+) -> None:
+    dataset = Undecodable(tmp_path / "source", names)
+    with Engine(dataset, BATCH_SIZE, staging=staging, is_skipping=True) as engine:
+        for _ in range(3 * N_BATCHES):
+            next(engine)
+        stats = engine.stats()
+    assert stats.examples_skipped >= 3
+    assert stats.copies_lost == 0
+
+
 class Connected(Pixels):
     """Has a connection for each process; an example tells whether that is its own one."""
 

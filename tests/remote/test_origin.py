@@ -260,6 +260,26 @@ def test_an_object_that_is_replaced_while_it_is_copied_is_not_kept(
     in_child(stage)
 
 
+def test_an_object_is_staged_in_pieces_of_4_mib(objects: Objects, tmp_path: Path) -> None:
+    objects.put("large.bin", random.Random(1).randbytes(9 << 20))
+    (tmp_path / "fast").mkdir()
+
+    def stage() -> None:
+        store = Store(Site(str(tmp_path / "fast")), objects.root, Run(1, {}))
+        stager = Stager([store], origin_of(objects), "mtime", lambda job: job(), pytest.fail)
+        path = f"{objects.root}/large.bin"
+        answers: dict[int, Staged] = {}
+        stager.stage([Wanted(store.key_of(path), path)], answers.update)
+        ((_, answer),) = answers.items()
+        assert answer.outcome is Outcome.COPIED
+        copy = Path(ExtentReader([str(tmp_path / "fast")]).path_of(answer.extent))
+        assert copy.read_bytes() == (objects.folder / "large.bin").read_bytes()
+        stager.close()
+
+    in_child(stage)
+    assert objects.requests("GET")["large.bin"] == 3
+
+
 # --- directly ---------------------------------------------------------------------------------
 
 
@@ -419,6 +439,16 @@ def test_options_that_cannot_travel_are_refused_without_being_shown() -> None:
     with pytest.raises(OptionError, match="storage_options: cannot be sent") as caught:
         check_remote("file:///data", {"session": threading.Lock(), "secret": "hush"})
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("n_cores", "n_connections"), [(2, 128), (64, 16)])
+def test_prefetchers_have_connections_for_all_reads_before_all_of_them_are_started(
+    n_cores: int, n_connections: int
+) -> None:
+    plan = StagingPlan((), "s3://bucket", "mtime", 16, None, n_cores=n_cores)
+    origin = plan.origin()
+    assert isinstance(origin, RemoteOrigin)
+    assert origin._n_connections == n_connections
 
 
 @pytest.mark.parametrize(("source", "missing"), [("s3://bucket", "fsspec"), ("gs://b", "gcsfs")])

@@ -15,7 +15,7 @@ from overlapiter.store.extents import DamagedError, Extent, ExtentReader, checks
 from overlapiter.store.generation import segments_folder
 from overlapiter.store.places import write_files
 from overlapiter.store.site import Run, Site
-from overlapiter.store.store import Copy, Place, Store, Wanted
+from overlapiter.store.store import Place, Store, Wanted, Written
 
 BLOCK_BYTES = 4096
 SOURCE = "/lustre/images"
@@ -59,15 +59,15 @@ def one_place(store: Store, size_bytes: int) -> Place | None:
     return places[0] if places else None
 
 
-def written(store: Store, path: str, data: bytes) -> Copy | None:
+def written(store: Store, path: str, data: bytes) -> Written | None:
     """Copy a file that was claimed; None if there is no room for it."""
     copies = written_together(store, [(path, data)])
     return copies[0] if copies else None
 
 
-def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> list[Copy]:
+def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> list[Written]:
     """Copy the first ones of files that were claimed, as far as there is room."""
-    copies: list[Copy] = []
+    copies: list[Written] = []
     while left := contents[len(copies) :]:
         places = store.places([len(data) for _, data in left])
         if not places:

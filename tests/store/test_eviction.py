@@ -269,6 +269,15 @@ def test_owners_are_found_however_the_table_grows(pairs: list[tuple[int, int]]) 
         assert (file_id in owners.needed_sooner(index, next_use, 0)) == is_sooner
 
 
+def test_who_reads_a_file_first_is_looked_for_once_it_is_in_use_no_more() -> None:
+    owners = Owners(1, np.array([4, -1, 2]))
+    for index in range(3):
+        owners.add(index, 7)
+    next_use = np.array([9, 5, 7])
+    assert owners.first_readers([2], next_use, 4) == []
+    assert owners.first_readers([0], next_use, 5) == [1]
+
+
 def test_an_example_that_can_only_be_staged_in_part_is_a_victim_like_others() -> None:
     eviction = Eviction(2)
     eviction.learn({0: None})

@@ -298,6 +298,25 @@ def test_on_a_disk_that_is_full_to_the_last_block_a_new_process_evicts(tmp_path,
         assert total_bytes == disk_bytes(directory)
 
 
+def test_what_the_index_gives_up_on_a_full_disk_is_set_aside_again_later(tmp_path):
+    def open_it():
+        store = made_store(directory)
+        store.total_bytes()
+        store.close()
+
+    with mounted_tmpfs(tmp_path / "fast", 4 << 20) as directory:
+        reserve = directory / "overlapiter" / "g0001" / "reserve"
+        apart(open_it)
+        reserved_bytes = reserve.stat().st_blocks * 512
+        fill(directory / "other", BLOCK_BYTES)
+        apart(open_it)
+        assert not reserve.exists()
+        (directory / "other").unlink()
+        reserve.touch()  # as versions before this one have left it
+        apart(open_it)
+        assert reserve.stat().st_blocks * 512 == reserved_bytes > 0
+
+
 def test_a_process_that_has_the_index_open_evicts_when_the_disk_becomes_full(tmp_path, act):
     files = Files(200)
     with mounted_tmpfs(tmp_path / "fast", 8 << 20) as directory:

@@ -89,6 +89,32 @@ def test_a_search_for_strays_goes_on_where_the_last_one_has_ended(directory, fil
     other.close()
 
 
+@in_a_process
+def test_a_source_of_which_nothing_is_staged_any_more_costs_no_further_search(
+    directory, monkeypatch
+):
+    one, other = made_store(directory, 1), made_store(directory, 2, source="/lustre/others")
+    one.total_bytes()
+    looks, rows = [], other._access.rows
+
+    def look(statement, *values):
+        looks.append("FROM staged" in statement)
+        return rows(statement, *values)
+
+    def n_looks():
+        looks.clear()
+        assert other.neighbours.strays(older_than_seconds=0, limit=100) == []
+        return sum(looks)
+
+    monkeypatch.setattr(other._access, "rows", look)
+    one.record_end("closed", {})
+    assert [n_looks() for _ in range(3)] == [1, 1, 1]  # its threads may stage something still
+    one.close()
+    assert [n_looks() for _ in range(3)] == [1, 0, 0]
+    assert rows("SELECT root FROM source") == [("/lustre/others",)]
+    other.close()
+
+
 @pytest.mark.parametrize(
     ("ending", "then"), [("closed", (1, 1, "closed")), ("failed", (1, 0, None))]
 )

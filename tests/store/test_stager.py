@@ -183,6 +183,24 @@ def test_a_file_that_changes_while_it_is_copied_is_not_kept(tmp_path, deed, size
     setting.close()
 
 
+@pytest.mark.parametrize("size_bytes", [BLOCK_BYTES, 2 << 20])
+@in_a_process
+def test_what_was_read_whole_is_kept_though_the_source_cannot_be_closed(tmp_path, size_bytes):
+    setting = Setting(tmp_path, contents_of(1, size_bytes))
+    real = setting.origin.open
+
+    @contextlib.contextmanager
+    def opened(path):
+        with real(path) as file:
+            yield file
+        raise OSError(errno.EIO, "Input/output error")
+
+    setting.origin.open = opened
+    assert setting.outcomes(*setting.paths) == [COPIED]
+    staged.assert_accounted(setting.directories[0])
+    setting.close()
+
+
 @in_a_process
 def test_a_source_that_may_still_be_written_is_compared_again(tmp_path):
     contents = contents_of(1)
@@ -277,7 +295,12 @@ def test_after_another_boot_a_copy_is_read_before_it_is_used(tmp_path, monkeypat
     def this_boot():
         monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
         setting = Setting(tmp_path, contents, run=2, validate="never")
+        note, noted = setting.stores[0].note_verified, []
+        monkeypatch.setattr(
+            setting.stores[0], "note_verified", lambda keys: note(keys) or noted.append(len(keys))
+        )
         assert setting.outcomes(*setting.paths) == [FOUND, COPIED, FOUND]
+        assert noted == [2]  # together
         monkeypatch.setattr(ExtentReader, "is_right", pytest.fail)
         assert setting.outcomes(*setting.paths) == [FOUND] * 3
         setting.close()

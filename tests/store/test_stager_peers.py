@@ -64,3 +64,13 @@ def test_what_has_changed_since_is_read_and_no_room_is_lost(tmp_path, size_bytes
     assert setting.outcomes(*setting.paths) == [Outcome.COPIED] * 3
     staged.assert_accounted(setting.directories[0])
     setting.close()
+
+
+@in_a_process
+def test_a_file_has_one_name_on_all_nodes_whatever_their_locale(tmp_path, monkeypatch):
+    contents = {f"{SOURCE}/ä.bin": bytes(4000)}
+    node = Node(contents, OLD_NS)
+    node.setting = setting = Setting(tmp_path, contents, peers=node)
+    monkeypatch.setattr(os, "fsencode", lambda path: path.encode("latin-1"))  # as this one's may be
+    assert setting.outcomes(*setting.paths) == [Outcome.FETCHED]
+    setting.close()

@@ -42,6 +42,24 @@ def test_a_file_enters_at_the_fastest_tier_that_has_room(tmp_path, size_blocks):
     setting.close()
 
 
+@pytest.mark.parametrize("size_blocks", [10, 300])
+@in_a_process
+def test_a_file_too_large_for_one_tier_lies_in_another_and_nothing_is_said(tmp_path, size_blocks):
+    contents = contents_of(1, 4096 * size_blocks)
+    (path,) = contents
+    for number, (n_blocks, tiers) in enumerate([((3, None), [1, None]), ((None, 3), [0, None])]):
+        setting = Setting(tmp_path / str(number), contents, *n_blocks)
+        assert setting.outcomes(path) == [COPIED]
+        assert [setting.tier_of(path), *evict(setting, tiers[0], path)] == tiers
+        assert setting.said == []
+        setting.close()
+    setting = Setting(tmp_path / "small", contents, 3, 3)
+    assert setting.outcomes(path) == [Outcome.TOO_LARGE]
+    (text,) = setting.said
+    assert " and in ".join(map(str, setting.directories)) in text
+    setting.close()
+
+
 @in_a_process
 def test_a_part_is_staged_in_several_tiers_at_once(tmp_path):
     setting = Setting(tmp_path, contents_of(8), 3, None)

@@ -22,10 +22,10 @@ from overlapiter.store.generation import (
     generation_of,
     index_path,
     make_generation,
-    segment_path,
     segments_folder,
     segments_of,
 )
+from overlapiter.store.segments import segment_path
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
 from overlapiter.workers.plan import StagingPlan

@@ -30,12 +30,3 @@ class Late(Plain):
         return torch.tensor(
             [before, random.random(), torch.rand(()), index, info.id, info.seed % 7]
         )
-
-
-class Importing(Plain):
-    """Has it in the code of a method."""
-
-    def __getitem__(self, index: int) -> Any:
-        import torch
-
-        return torch.tensor(index)

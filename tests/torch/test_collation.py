@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,12 @@ def test_tensors_that_stack_to_a_plain_one_go_into_the_slot() -> None:
         structure, leaves = face.take_apart(D.MAKERS[kind](1))
         assert structure == expected
         assert isinstance(leaves[0], np.ndarray) == (expected == "tensor")
+
+
+def test_what_is_in_an_ordered_dict_goes_into_the_slot() -> None:
+    face = TorchFace(D.Made("int"), None, None, is_batched=True, deals_in_turn=True)
+    structure, _ = face.take_apart(D.MAKERS["ordered dict"](1))
+    assert structure == (OrderedDict, ("b", "a", "name"), ("tensor", "int", "loose"))
 
 
 @pytest.mark.parametrize("kind", ["tuple", "nested", "array", "string", "float"])

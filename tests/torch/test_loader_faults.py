@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,7 @@ def test_a_stall_gives_a_warning_that_says_what_is_waited_for(
         warnings.simplefilter("always")
         assert next(iterator).tolist() == [0, 1]
     assert {each.category for each in caught} == {DataLoader.TimeoutWarning}
+    assert {each.filename for each in caught} == {__file__}
     # At first it may be the start of the workers that is waited for.
     assert "is at example 1" in str(caught[-1].message)
 
@@ -282,9 +284,24 @@ def test_a_staging_disk_that_is_full_is_passed_by_with_one_warning(
             for _ in range(2):
                 assert_same(list(loader), expected(dataset, 4))
         assert [each.category for each in caught] == [StagingWarning]
+        assert caught[0].filename == __file__
         loader.close()
     finally:
         subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_warning_at_the_start_names_the_line_of_the_program(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    old = tmp_path / "fast" / f"source-{'0' * 12}"
+    old.mkdir(parents=True)
+    (old / "source.json").touch()  # of an earlier version
+    staging = Staging(tmp_path / "fast", source=image_folder, keep_free=0)
+    loader = DataLoader(D.Images(image_folder, 4), num_workers=1, staging=staging)
+    with pytest.warns(StagingWarning, match="--old") as warned:
+        iter(loader)
+    assert warned[0].filename == __file__
+    loader.close()
 
 
 def test_a_capacity_keeps_what_the_known_order_needs_soonest(
@@ -423,6 +440,18 @@ def test_a_loader_that_is_dropped_ends_its_workers() -> None:
     gc.collect()
     assert are_gone(ours)
     assert batch.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3)])
+def test_an_iterator_that_has_raised_an_error_is_gone_when_it_is_dropped(
+    plain_pair: Pair, error: BaseException
+) -> None:
+    iterator = iter(plain_pair.ours(D.Failing(error, (0,)), 2))
+    with pytest.raises((ValueError, ExampleError)):
+        next(iterator)
+    left = weakref.ref(iterator)
+    del iterator
+    assert left() is None  # and the loader has its workers again
 
 
 def test_in_a_forked_process_an_iterator_says_that_it_belongs_to_another(plain_pair: Pair) -> None:

@@ -283,8 +283,9 @@ def of_ranks(size: int, n: int, make: Any, states: Any = None, n_batches: int = 
 def test_a_scattered_order_is_resumed_on_another_number_of_ranks(plain_pair: Pair) -> None:
     whole, _ = of_ranks(1, 48, plain_pair.ours)
     first, states = of_ranks(3, 48, plain_pair.ours, n_batches=2)
-    rest, _ = of_ranks(2, 48, plain_pair.ours, states)
-    assert [*first, *rest] == whole
+    for size in (1, 2):
+        rest, _ = of_ranks(size, 48, plain_pair.ours, states)
+        assert [*first, *rest] == whole
 
 
 def test_a_scattered_order_goes_on_with_the_next_epoch(pair: Pair) -> None:
@@ -292,6 +293,36 @@ def test_a_scattered_order_goes_on_with_the_next_epoch(pair: Pair) -> None:
     loader = pair.ours(D.Made("int", 10), 5, sampler=order)
     epochs = [torch.cat(list(loader)).tolist() for _ in range(2)]
     assert epochs == [order.of_epoch(epoch, 10).tolist() for epoch in range(2)]
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+@pytest.mark.parametrize("n", [4, 40])  # the epoch may be foreseen to its end
+def test_after_a_scattered_epoch_that_was_left_early_comes_the_next(
+    pair: Pair, n: int, n_workers: int
+) -> None:
+    order = ScatteredOrder(0, 1, 4)
+    loader = pair.ours(D.Made("int", n), 2, sampler=order, num_workers=n_workers)
+    next(iter(loader))
+    assert torch.cat(list(loader)).tolist() == order.of_epoch(1, n).tolist()
+
+
+class Divided(EveryOther):
+    """One of two parts of another batch sampler, as accelerate has it."""
+
+    num_processes = 2
+
+
+def test_a_scattered_order_is_divided_no_second_time() -> None:
+    def make(size: int) -> Any:
+        return DataLoader(D.Made("int"), sampler=ScatteredOrder(0, size, 1))
+
+    # Lightning looks for this class, and divides whatever is of another.
+    for size in (1, 2):
+        assert isinstance(make(size).sampler, data.DistributedSampler) == (size > 1)
+    with pytest.raises(OptionError, match="accelerate would divide each rank's part again"):
+        DataLoader(D.Made("int"), batch_sampler=Divided(make(2).batch_sampler))
+    whole = DataLoader(D.Made("int"), batch_sampler=Divided(make(1).batch_sampler))
+    assert len(list(whole)) == 5
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,9 @@ from tests.torch import plain_datasets, torch_datasets  # noqa: E402
 def test_it_is_seen_whether_a_dataset_needs_pytorch() -> None:
     assert not is_needed([plain_datasets.Plain(), None, [1, "a"], {"a": np.zeros(2)}])
     for thing in (
-        plain_datasets.Importing(),
         torch_datasets.Made("int"),
         data.TensorDataset(torch.zeros(1)),
-        [{"a": [torch.zeros(1)]}],
+        [(torch.zeros(1), 1)],
         torch_datasets.to_list,
     ):
         assert is_needed([thing]), thing

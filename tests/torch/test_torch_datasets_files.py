@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import types
 import warnings
@@ -17,7 +19,8 @@ from overlapiter.errors import StagingWarning  # noqa: E402
 from overlapiter.sources import declared_paths, source_roots  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from overlapiter.torch.datasets import register_known  # noqa: E402
-from tests.torch.torch_datasets import OpenedInC  # noqa: E402
+from tests.support.staged import flip, staged_paths  # noqa: E402
+from tests.torch.torch_datasets import ImagesAtOnce, OpenedInC  # noqa: E402
 
 
 def test_wrapped_folders_of_torchvision_declare_their_files(
@@ -71,3 +74,26 @@ def test_files_that_are_opened_unseen_are_reported_though_pytorch_reads_its_own(
         loader.close()
     assert [each.category for each in caught] == [StagingWarning]
     assert stats.examples_unseen >= 36  # those of the last mini-batch are counted a moment later
+
+
+def test_a_damaged_copy_of_a_mini_batch_that_is_read_at_once_is_staged_anew(
+    tmp_path: Path,
+) -> None:
+    source, fast = tmp_path / "source", tmp_path / "fast"
+    source.mkdir()
+    for number in range(16):
+        (source / f"{number:05}.jpg").write_bytes(bytes(100 + number))
+        os.utime(source / f"{number:05}.jpg", (10**9, 10**9))
+    staging = Staging(fast, source=source, keep_free=0, n_prefetchers=1)
+    loader = DataLoader(ImagesAtOnce(source, 16), 4, num_workers=1, staging=staging)
+    with contextlib.closing(loader):
+        first = [*loader]
+        flip(fast, staged_paths(fast)["00001.jpg"])
+        for _ in range(3):
+            torch.testing.assert_close([*loader], first)
+        before = loader.stats()
+        torch.testing.assert_close([*loader], first)
+        after = loader.stats()
+    assert (after.files_staged, after.opens_source) == (17, before.opens_source)
+    # The first one is followed to its end, to learn how many files an example opens.
+    assert len(os.listdir(tmp_path / "alone")) == 1

@@ -118,7 +118,7 @@ MAKERS = {
     "tuple": lambda i: (torch.ones(2) * i, i),
     "list": lambda i: [torch.ones(2) * i, float(i)],
     "dict": lambda i: {"image": torch.ones(2) * i, "label": i, "name": str(i)},
-    "ordered dict": lambda i: collections.OrderedDict(b=torch.ones(2) * i, a=i),
+    "ordered dict": lambda i: collections.OrderedDict(b=torch.ones(2) * i, a=i, name=str(i)),
     "namedtuple": lambda i: Pair(torch.ones(2) * i, i),
     "nested": lambda i: ({"a": [i, (np.ones(2) * i, "x")]}, [Pair(torch.ones(1), i)], 0.5),
     "empty tuple": lambda _: (),
@@ -129,6 +129,9 @@ MAKERS = {
     "plain when stacked": lambda i: torch.full((2,), i).as_subclass(Unmarked),
     "list subclass": lambda i: Several([i, torch.ones(2)]),
     "of keys in turn": lambda i: {"a": i, "b": 2 * i} if i % 2 else {"b": 2 * i, "a": i},
+    "ordered keys in turn": lambda i: collections.OrderedDict(
+        {"a": i, "b": 2 * i} if i % 2 else {"b": 2 * i, "a": i}
+    ),
     # Which PyTorch refuses.
     "a tensor, then none": lambda i: torch.tensor(i) if i % 2 == 0 else i,
     "sparse": lambda _: torch.eye(2).to_sparse(),
@@ -479,6 +482,18 @@ class Images(data.Dataset):
         noise = torch.rand(3) + random.random() + np.random.random()
         sums = torch.tensor([len(content), sum(content)])
         return sums, index, noise if self.draws else torch.zeros(3)
+
+
+class ImagesAtOnce(Images):
+    """Gives several examples at once; each that is asked for alone leaves a folder."""
+
+    def __getitem__(self, index: int) -> Any:
+        example = super().__getitem__(index)
+        (self.folder.parent / "alone" / str(index)).mkdir(parents=True, exist_ok=True)
+        return example
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [Images.__getitem__(self, index) for index in indices]
 
 
 class Prepared(Images):

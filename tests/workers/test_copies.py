@@ -19,6 +19,7 @@ from overlapiter.store.generation import generation_of, make_generation
 from overlapiter.store.localfiles import remove_left
 from overlapiter.store.site import Site
 from overlapiter.workers.copies import StagedCopies
+from tests.store.disks import mounted_tmpfs, run_as_root
 from tests.support.staged import DAMAGE, copied, plan_for
 
 SIZES = [1, 5000, SMALL_BYTES + 1]
@@ -127,7 +128,6 @@ def test_an_example_that_fails_on_its_copies_is_read_from_the_source_and_the_nex
 ):
     assert reader.read(0) is not None
     reader.copies.distrust()
-    assert reader.copies.has_missed
     assert reader.read(0) is reader.read_by_path(1) is None
     reader.copies.begin_example()
     assert reader.read(0) == reader.contents[0]
@@ -264,3 +264,19 @@ def test_after_the_folder_of_paths_was_removed_there_is_another_one(reader):
         shutil.rmtree(Path(generation_of(str(reader.fast)), "local"))
         assert reader.read_by_path(0) == reader.contents[0]
         reader.begin_part()
+
+
+def test_a_disk_that_turns_read_only_costs_no_reader_and_spoils_no_copy(tmp_path):
+    with mounted_tmpfs(tmp_path / "fast", 8 << 20) as directory:
+        reader = Reader(tmp_path, SIZES)
+        assert reader.read_by_path(1) == reader.contents[1]
+        assert reader.read_by_path(2) == reader.contents[2]
+        run_as_root("mount", "-o", "remount,ro", str(directory))
+        reader.begin_part()
+        assert reader.read(1) == reader.contents[1]
+        assert reader.read_by_path(2) is None
+        run_as_root("mount", "-o", "remount,rw", str(directory))
+        reader.begin_part()
+        assert reader.read_by_path(1) == reader.contents[1]
+        assert [reader.read(number) for number in range(3)] == reader.contents
+        reader.copies.close()

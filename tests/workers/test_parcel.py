@@ -7,6 +7,7 @@ import io
 import os
 import pickle
 import threading
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from overlapiter.errors import DatasetPicklingError
-from overlapiter.workers.start.parcel import Parcel, open_parcel
+from overlapiter.workers.start.parcel import Parcel, digest_of, open_parcel, pickled_pieces
 
 
 class Things:
@@ -82,7 +83,7 @@ def test_memory_orders_and_strides_are_those_of_pickle():
 def test_a_big_array_is_not_in_the_pickle():
     array = np.arange(1_000_000)
     parcel = Parcel({"x": array, "same": array}, pickle.Pickler)
-    assert len(parcel._mentioned) < 1000
+    assert len(pickled_pieces({"x": array, "same": array}, pickle.Pickler)[0]) < 1000
     assert array.nbytes < os.fstat(parcel.fd).st_size < array.nbytes + 2000
     got = open_parcel(parcel.fd)
     assert got["x"] is got["same"]
@@ -120,6 +121,27 @@ def test_a_parcel_knows_which_modules_it_mentions():
     assert __name__.startswith("tests.")
     assert parcel.mentions("tests")
     assert not parcel.mentions("workers")  # which comes in the middle of it
+    parcel.close()
+
+
+def test_the_trainer_keeps_nothing_of_the_pickle():
+    names = [f"class {number}/image {number}.jpg" for number in range(20_000)]
+    tracemalloc.start()
+    try:
+        parcel = Parcel(names, pickle.Pickler)
+        assert parcel.mentions(names[-1])
+        assert not parcel.mentions("chainer")
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 50_000 < os.fstat(parcel.fd).st_size
+    parcel.close()
+
+
+def test_a_parcel_has_the_digest_of_what_was_pickled():
+    thing = [np.arange(1000), "text", np.zeros((0, 3))]
+    parcel = Parcel(thing, pickle.Pickler)
+    assert parcel.digest == digest_of(pickled_pieces(thing, pickle.Pickler))
     parcel.close()
 
 

@@ -25,7 +25,6 @@ def test_where_bandwidth_is_the_limit_bytes_come_steadily(pause_ns: int) -> None
     rates = StoreRates()
     read(rates, lambda kb: kb * 1e5, pause_ns=pause_ns)
 
-    assert rates.n_changes > 60
     assert rates.byte_changes < 0.1 * rates.file_changes
 
 

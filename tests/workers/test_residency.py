@@ -25,7 +25,7 @@ def finding_of(
     index: int, *, is_staged: bool = True, was_refused: bool = False, tier: int = 0
 ) -> Finding:
     extents = packed([extent_of(index, tier)]) if is_staged else b""
-    return Finding(index, extents, is_staged, was_refused, ())
+    return index, extents, is_staged, was_refused, ()
 
 
 def schedule_of_parts(n_examples: int) -> Schedule:
@@ -155,7 +155,7 @@ def test_an_example_of_several_files_or_none_is_known_as_others_are():
     schedule.admit(0, [0, 1], None, 0)
     part = schedule.next_to_stage()
     several = [extent_of(5), extent_of(6)]
-    findings = [Finding(0, packed(several), True, False, ()), Finding(1, b"", True, False, ())]
+    findings = [(0, packed(several), True, False, ()), (1, b"", True, False, ())]
     residency.hear(findings)
     assert residency.look_up(part)[0] == []
     assert list(unpacked(residency.look_up(part)[1]).values()) == several

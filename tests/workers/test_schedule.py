@@ -273,3 +273,14 @@ def test_after_a_drop_the_numbers_go_on_where_they_are_told():
     schedule.admit(5, [1], None)
     assert schedule.batch(5).indices == [1]
     assert pickle.loads(pickle.dumps(schedule.batch(5).indices)) == [1]
+
+
+def test_after_a_drop_no_position_counts_as_settled_before_the_next_mini_batch_comes():
+    schedule = schedule_of_single_examples()
+    schedule.admit(0, [1], None, 40)
+    schedule.done(*take_all(schedule))
+    assert schedule.settled_position == 41
+    schedule.drop_all(1)
+    assert schedule.settled_position == 0
+    schedule.admit(1, [1], None, 20)
+    assert schedule.settled_position == 20

@@ -41,9 +41,9 @@ class Prefetcher(Worker):
         self.tasks.append(StageTask(*task))
 
 
-def staged(index: int) -> tuple[object, ...]:
+def staged(index: int) -> Finding:
     extent = packed([Extent(index + 1, 0, 5, 4096 * index, 100, 7, index)])
-    return tuple(Finding(index, extent, True, False, ()))
+    return index, extent, True, False, ()
 
 
 def test_what_is_settled_of_a_task_is_read_while_the_rest_of_it_is_held_up():

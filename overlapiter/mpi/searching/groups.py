@@ -8,16 +8,14 @@ their own.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from mpi4py import MPI
 
-from overlapiter.mpi.training.meeting import dead_in, has_come
+from overlapiter.mpi.training.meeting import dead_in, has_come, send_later
 
 _TAG, _END_TAG = 19, 21
 _PAUSE_SECONDS = 0.005
@@ -40,9 +38,6 @@ class Group:
         comm: The communicator of those of the group that take part.
     """
 
-    #: What is raised where a rank of the group has died.
-    failure: type[Exception] = MPI.Exception
-
     def __init__(
         self, world: Any, size: int, timeout_seconds: float, say: Callable[[str], object]
     ) -> None:
@@ -54,7 +49,6 @@ class Group:
         self.is_leader = self.comm.rank == 0
         self._size = size
         self._n_calls = 0
-        self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
 
     # --- the leader -----------------------------------------------------------------------------
 
@@ -117,8 +111,7 @@ class Group:
             self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
 
     def _tell(self, rank: int, *what: Any) -> None:
-        with contextlib.suppress(self.failure):  # it is dead
-            self._sent.append(self.comm.isend(what, rank, _TAG))
+        send_later(self.comm, what, rank, _TAG)
 
     # --- the others -----------------------------------------------------------------------------
 
@@ -158,8 +151,7 @@ class Group:
         """Return whether no leader of a group with a lower number has come here. For leaders."""
         leaders = range(0, self._world.size, self._size)
         for leader in leaders[self.number + 1 :]:
-            with contextlib.suppress(self.failure):  # it is dead
-                self._sent.append(self._world.isend(None, leader, _END_TAG))
+            send_later(self._world, None, leader, _END_TAG)
         until = time.monotonic() + self._limit_seconds
         while time.monotonic() < until:
             lower = {*range(self.number)} - self.lost_leaders()

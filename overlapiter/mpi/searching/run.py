@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError
-from overlapiter.mpi.training.checkpoint import path_in
+from overlapiter.mpi.training import checkpoint
 from overlapiter.mpi.training.ending import expect_end, start_together
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder
@@ -87,7 +87,7 @@ def search(
     world = ranks_of(comm)
     seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
     name = uuid.uuid4().hex
-    ours: Group | _Alone = _Alone()
+    ours: Group | _Alone = _Alone(comm)
     if world is not None:
         from .groups import Group  # and with it mpi4py
 
@@ -109,9 +109,12 @@ def search(
 
 
 class _Alone:
-    """The group of a process without MPI: it leads, and there are no others."""
+    """The group of one process: it leads, and there are no others."""
 
-    number, is_leader, comm = 0, True, None
+    number, is_leader = 0, True
+
+    def __init__(self, comm: Any) -> None:
+        self.comm = comm  # None would be all ranks, for train
 
     def order(self, what: Any) -> None: ...
 
@@ -225,6 +228,5 @@ def _lead(
         trial = study.tell(asked)
         if trial is None:  # this rank did not answer for a while, and another group does it
             continue
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path_in(trial.out))
+        checkpoint.remove(trial.out)
         on_trial(trial, study)

@@ -127,13 +127,16 @@ class Study:
                 seed=(self._seed * 100_003 + trial.number) % 2**32, constant_liar=True
             )
         values = self.space.suggest(trial)
-        first = int(trial.user_attrs.get("continues", trial.number))
-        values["out"] = os.path.join(self._out, "trials", f"{first:04}")
-        trial.set_user_attr("out", values["out"])
+        values["out"] = self._folder_of(trial)
         if values.get("trace"):  # one file for each trial
             root, ending = os.path.splitext(values["trace"])
-            values["trace"] = f"{root}.{first:04}{ending}"
+            values["trace"] = f"{root}.{os.path.basename(values['out'])}{ending}"
         return Asked(trial, values, self.metric, self.timeout_seconds)
+
+    def _folder_of(self, trial: Any) -> str:
+        """Return the directory of a trial: that of the one that it continues."""
+        first = trial.user_attrs.get("continues", trial.number)
+        return os.path.join(self._out, "trials", f"{first:04}")
 
     def is_over(self) -> bool:
         """Return whether all trials have ended."""
@@ -241,7 +244,9 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Return the trials by their numbers; those that were done again only once."""
-        return [_trial_of(each) for each in self._trials() if _is_shown(each)]
+        return [
+            _trial_of(each, self._folder_of(each)) for each in self._trials() if _is_shown(each)
+        ]
 
     def best(self) -> Trial | None:
         """Return the complete trial with the best value; None if there is none."""
@@ -274,7 +279,7 @@ def _state_of(trial: Any) -> str:
     return "failed" if name == "fail" else name
 
 
-def _trial_of(trial: Any) -> Trial:
+def _trial_of(trial: Any, out: str) -> Trial:
     values = trial.intermediate_values
     ended = trial.datetime_complete or trial.datetime_start
     return Trial(
@@ -285,7 +290,7 @@ def _trial_of(trial: Any) -> Trial:
         n_epochs=max(values) if values else 0,
         seconds=(ended - trial.datetime_start).total_seconds() if ended else 0.0,
         reason=str(trial.user_attrs.get("failure", "")),
-        out=str(trial.user_attrs.get("out", "")),
+        out=out,
     )
 
 

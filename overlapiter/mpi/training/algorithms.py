@@ -80,9 +80,9 @@ class _Half:
     def load_state(self, state: State) -> None:
         """Go on from what :meth:`state` returned."""
         prefix = "optimizer."
-        of_optimizer = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        if of_optimizer:  # without one where an earlier version wrote this, which did not need it
-            self._optimizer.load_state(of_optimizer)
+        self._optimizer.load_state(
+            {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        )
         for name in self._kept:
             setattr(self, name, copy.copy(state[name]))
 

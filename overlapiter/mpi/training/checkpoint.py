@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import os
 import threading
@@ -24,12 +25,26 @@ def path_in(out: str) -> str:
     return os.path.join(out, _NAME)
 
 
+def remove(out: str) -> None:
+    """Remove the checkpoint in the directory of a run, and what workers keep beside it."""
+    for name in glob.glob("checkpoint*.npz", root_dir=out):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(out, name))
+
+
 @contextlib.contextmanager
 def replacing(path: str, mode: str, **more: Any) -> Iterator[IO[Any]]:
-    """Open a file to be written such that a reader sees all of it, or what was there before."""
-    with open(f"{path}.new", mode, **more) as file:
+    """Open a file to be written such that a reader sees all of it, or what was there before.
+
+    If it cannot be written, nothing is left of it.
+    """
+    new = f"{path}.new"
+    with contextlib.ExitStack() as failed, open(new, mode, **more) as file:
+        failed.callback(os.unlink, new)
         yield file
-    os.replace(f"{path}.new", path)
+        file.flush()
+        os.replace(new, path)
+        failed.pop_all()
 
 
 def write_text(path: str, text: str) -> None:

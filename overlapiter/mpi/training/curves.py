@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .epochs import Record
-
-_LEFT_OUT = {
-    "epoch", "examples", "seconds", "learning_rate", "updates", "workers", "memory_bytes",
-    "cpu_seconds",
-}  # fmt: skip
+from .epochs import NO_MEASURES, Record
 
 
 def draw(records: Sequence[Record], path: str, say: Callable[[str], None]) -> None:
@@ -20,7 +15,7 @@ def draw(records: Sequence[Record], path: str, say: Callable[[str], None]) -> No
     except ImportError:
         say("no curves.png without matplotlib: pip install 'overlapiter[train]'")
         return
-    names = [name for name in (records[0] if records else ()) if name not in _LEFT_OUT]
+    names = [name for name in (records[0] if records else ()) if name not in NO_MEASURES]
     names = [name for name in names if not name.startswith("val_")]
     figure = Figure(figsize=(5 * max(1, len(names)), 3.6), layout="constrained")
     FigureCanvasAgg(figure)

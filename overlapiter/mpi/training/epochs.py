@@ -14,6 +14,11 @@ from .settings import Settings, check_target, is_better
 
 #: The record of an epoch, with the keys of ``history.json``.
 Record = dict[str, Any]
+#: Those of its keys that are no measures of the model.
+NO_MEASURES = {
+    "epoch", "examples", "seconds", "learning_rate", "updates", "workers", "memory_bytes",
+    "cpu_seconds",
+}  # fmt: skip
 
 
 class Epochs:
@@ -166,9 +171,8 @@ class Epochs:
 def summary(record: Mapping[str, Any], n_epochs: int) -> str:
     """Return the record of an epoch in one line."""
     words = [f"epoch {record['epoch']:>{len(str(n_epochs))}}/{n_epochs}"]
-    plain = ("epoch", "examples", "seconds", "workers", "learning_rate", "updates")
     for name, value in record.items():
-        if name not in plain and isinstance(value, float) and not name.endswith("_seconds"):
+        if name not in NO_MEASURES:
             words.append(f"{name} {value:.4f}")
     n_each = record["examples"] / max(record["seconds"], 1e-9)
     words.append(f"{record['examples']:,} examples in {record['seconds']:.1f} s ({n_each:,.0f}/s)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
 from typing import Any
@@ -14,9 +15,17 @@ _leaving: list[Any] = []
 
 
 def send_later(comm: Any, thing: object, rank: int, tag: int) -> None:
-    """Send something that is pickled, without waiting for its receiver."""
-    _leaving[:] = [request for request in _leaving if not request.Test()]
-    _leaving.append(comm.isend(thing, rank, tag))
+    """Send something that is pickled, without waiting for its receiver, who may be dead."""
+    _leaving[:] = [request for request in _leaving if not _has_left(request)]
+    with contextlib.suppress(MPI.Exception):
+        _leaving.append(comm.isend(thing, rank, tag))
+
+
+def _has_left(request: Any) -> bool:
+    try:
+        return bool(request.Test())
+    except MPI.Exception:  # its receiver is dead
+        return True
 
 
 def meet(

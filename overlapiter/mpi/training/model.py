@@ -82,7 +82,7 @@ Builder = Callable[[], Any]
 
 
 def module_from(path: str, option: str) -> ModuleType:
-    """Import a Python file of the user's.
+    """Import a Python file of the user's, whose folder stays on the path, as that of a script does.
 
     Raises:
         OptionError: There is none, or it cannot be imported.
@@ -95,7 +95,9 @@ def module_from(path: str, option: str) -> ModuleType:
         raise OptionError(option, f"{path} is no Python file; its name must end in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # as for any import: pickle and dataclasses look there
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    folder = os.path.dirname(os.path.abspath(path))
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -106,8 +108,6 @@ def module_from(path: str, option: str) -> ModuleType:
                 "--build-constraint requirements/build.txt '.[train]'"
             )
         raise OptionError(option, words) from error
-    finally:
-        del sys.path[0]
     return module
 
 

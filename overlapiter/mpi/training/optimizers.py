@@ -32,7 +32,7 @@ class ServerOptimizer:
 
     Args:
         name: Of its rule.
-        learning_rate: Of the first update; the default is Chainer's, and 1 for AdaDelta.
+        learning_rate: Of the first update.
         momentum: Of the rule of that name.
         means: ``"numba"``, ``"numpy"``, or ``"auto"``: Numba where it is installed.
 
@@ -42,19 +42,14 @@ class ServerOptimizer:
     """
 
     def __init__(
-        self,
-        name: str,
-        learning_rate: float | None = None,
-        *,
-        momentum: float = 0.9,
-        means: str = "auto",
+        self, name: str, learning_rate: float, *, momentum: float = 0.9, means: str = "auto"
     ) -> None:
         self.n_updates = 0
         self._rule = RULES[name]
         self._momentum = momentum
         self._apply = _means(means, name)
         self._slots: tuple[Vector, ...] | None = None
-        self.learning_rate = self._rule.learning_rate if learning_rate is None else learning_rate
+        self.learning_rate = learning_rate
 
     def update(self, weights: Vector, gradient: Vector) -> None:
         """Make one step.

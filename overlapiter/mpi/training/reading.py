@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from overlapiter.options import Staging
 from overlapiter.planning import staging_plan
-from overlapiter.store.outcome import Staged
+from overlapiter.sources import normalised
+from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
@@ -48,6 +49,7 @@ class Pieces:
         self._paths = paths
         self._pieces = pieces
         self._stager: Stager | None = None
+        self._is_full = False  # as the user was told
 
     def read(self, number: int) -> Batch:
         """Return the arrays of a piece. Blocks. Raises TrainingError if it cannot be read."""
@@ -64,16 +66,27 @@ class Pieces:
 
         The path lasts until the next call; without a copy it is that of the source.
         """
+        path = normalised(path)
         if self._stager is None:
             self._begin_staging()
             assert self._stager is not None
         key = self._store.key_of(path)
         answers: dict[int, Staged] = {}
         self._stager.stage([Wanted(key, path)], answers.update)
-        extent = answers[key].extent
+        outcome, extent, *_ = answers[key]
+        if outcome is Outcome.REFUSED and not self._is_full:
+            self._say_full()
         self._copies.begin_part({} if extent is None else {key: extent})
         self._copies.begin_example()
         return self._copies.local_path(path) or path
+
+    def _say_full(self) -> None:
+        self._is_full = True
+        settings = self._job.settings
+        self._job.say(
+            f"{settings.staging} has no room: files are read from {settings.source}; "
+            f"`overlapiter evict` makes some"
+        )
 
     def _begin_staging(self) -> None:
         """Open the staging directory that OverlapIterator uses, too, in the thread that reads."""

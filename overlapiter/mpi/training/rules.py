@@ -86,23 +86,21 @@ class Rule(NamedTuple):
     #: Takes the learning rate, the number of the update, counted from 1, and the momentum; returns
     #: the constants of the step. What is no argument is as in Chainer.
     constants: Callable[[float, int, float], tuple[float, ...]]
-    learning_rate: float  # the default
 
 
 #: Sources: Adam, Kingma and Ba, arXiv 1412.6980, section 2, last paragraph; AdaDelta, Zeiler, arXiv
 #: 1212.5701, algorithm 1 (with a learning rate, which is 1 there); RMSProp, Tieleman and Hinton,
 #: Neural Networks for Machine Learning, lecture 6.5.
 RULES = {
-    "sgd": Rule(_sgd, (), lambda rate, _n, _momentum: (rate,), 0.01),
-    "momentum": Rule(_momentum, ("velocity",), lambda rate, _n, momentum: (momentum, rate), 0.01),
-    "adam": Rule(_adam, ("mean", "square"), _adam_constants, 0.001),
+    "sgd": Rule(_sgd, (), lambda rate, _n, _momentum: (rate,)),
+    "momentum": Rule(_momentum, ("velocity",), lambda rate, _n, momentum: (momentum, rate)),
+    "adam": Rule(_adam, ("mean", "square"), _adam_constants),
     "adadelta": Rule(
         _adadelta,
         ("square", "square_step"),
         lambda rate, _n, _momentum: (0.95, 1 - 0.95, rate, 1e-6),
-        1.0,
     ),
     "rmsprop": Rule(
-        _rmsprop, ("square",), lambda rate, _n, _momentum: (0.99, 1 - 0.99, rate, 1e-8), 0.01
+        _rmsprop, ("square",), lambda rate, _n, _momentum: (0.99, 1 - 0.99, rate, 1e-8)
     ),
 }

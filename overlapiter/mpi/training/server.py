@@ -252,7 +252,11 @@ class Server:
         return tuple(granted)
 
     def _offer(self) -> None:
-        """Give work to the workers that wait for some."""
+        """Give work to the workers that wait for some; at the end none waits for others."""
+        for worker in [*self._exchanging] if self.is_over else ():  # for a quorum
+            del self._exchanging[worker]
+            self._side.forget(worker)
+            self._send(worker, Message(Kind.STOP))
         for worker in [*self._parked]:
             message = None
             if self.is_over:

@@ -85,7 +85,10 @@ class Settings:
     staging: str = _field("", "directory on the node's own disk where files are staged ahead")
     source: str = _field("", "root of the files on the slow store, for --staging")
     worker_timeout: float = _field(
-        300.0, "seconds of silence after which the work of a worker is given to others", least=0.1
+        300.0,
+        "seconds of silence after which the work of a worker is given to others",
+        least=0.1,
+        most=1e8,  # a thread can wait for ten times as long
     )
     checkpoint_seconds: float = _field(60.0, "time between two checkpoints", least=0.0)
     device: str = _field(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import signal
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from mpi4py import MPI
 
 from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
 from .ending import Process, is_tolerant, is_world, own, signal_process
-from .meeting import has_come
+from .meeting import has_come, send_later
 from .messages import Kind, Message, buffer_bytes
 from .post import Mail, Post
 from .server import Server
@@ -40,7 +36,6 @@ class Site:
         self._ways = {worker: master for master, group in groups.items() for worker in group}
         self._processes = processes
         self._hope_until = self._reassured_at = 0.0
-        self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
         self.workers = [rank for rank in range(1, comm.size) if rank not in groups]
 
     def way_to(self, worker: int) -> int:
@@ -86,8 +81,7 @@ class Site:
         self._reassured_at = time.monotonic()
         for group in self._groups.values():
             for rank in group if {*group} <= server.lost.keys() else ():
-                with contextlib.suppress(MPI.Exception):  # it is dead
-                    self._sent.append(self._comm.isend(None, rank, _LIFE_TAG))
+                send_later(self._comm, None, rank, _LIFE_TAG)
 
     def has_hope(self, server: Server) -> bool:
         """Return whether to wait for silent ranks at the end: they are continued, for a while."""

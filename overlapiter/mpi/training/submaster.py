@@ -107,7 +107,7 @@ class SubServer:
                 self._centre[:] = message.vector
             message = message._replace(vector=self._centre)
         self._awaiting.discard(worker)
-        if message.kind in (Kind.BEGIN, Kind.GO):
+        if message.kind in (Kind.BEGIN, Kind.GO) and worker not in self._lost:
             self._training.add(worker)
             self._heard[worker] = self._clock.seconds
         elif message.kind is Kind.STOP:

@@ -99,6 +99,7 @@ class Worker:
         self._snapshot: Vector | None = None
         self._sums = np.zeros(len(model.measure_names))
         self._n_examples = 0
+        self._cpu_ns = time.process_time_ns()  # which this process has spent before
 
     def run(self) -> None:
         """Train until the server ends the run.
@@ -203,9 +204,8 @@ class Worker:
 
     def _exchange(self, message: Message) -> Message:
         """Send a message, and take from the reply what is not the algorithm's."""
-        message = message._replace(
-            origin=self._rank, memory_bytes=memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
-        )
+        cpu_ms = (time.process_time_ns() - self._cpu_ns) // 10**6
+        message = message._replace(origin=self._rank, memory_bytes=memory_bytes(), cpu_ms=cpu_ms)
         reply = self._connection.exchange(message)
         if reply.kind is Kind.STOP:
             raise stopped_by(reply)

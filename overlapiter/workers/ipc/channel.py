@@ -9,7 +9,6 @@ anonymous memory whose descriptor is sent instead. Descriptors may accompany any
 from __future__ import annotations
 
 import array
-import contextlib
 import errno
 import mmap
 import os
@@ -23,7 +22,6 @@ _PACKET_BYTES = 64 * 1024
 _MAX_FDS = 8
 _CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _IN_PACKET, _IN_MEMORY = b"P", b"M"
-_MEMORY_NAME = "overlapiter-message"
 #: Plain numbers: to combine the enumeration's members takes a microsecond each time.
 _DONTWAIT, _CLOEXEC = int(socket.MSG_DONTWAIT), int(socket.MSG_CMSG_CLOEXEC)
 _CTRUNC = int(socket.MSG_CTRUNC)
@@ -93,7 +91,7 @@ class Channel:
             if len(data) < _PACKET_BYTES:
                 self._send_packet(_IN_PACKET + data, fds, flags)
                 return
-            with os.fdopen(os.memfd_create(_MEMORY_NAME, os.MFD_CLOEXEC), "wb") as memory:
+            with os.fdopen(os.memfd_create("overlapiter-message", os.MFD_CLOEXEC), "wb") as memory:
                 memory.write(data)
                 memory.flush()
                 self._send_packet(_IN_MEMORY, (memory.fileno(), *fds), flags)
@@ -167,24 +165,6 @@ class Channel:
     def close(self) -> None:
         """Close this end; closing twice is fine."""
         self._socket.close()
-
-
-def close_lost(*names: str) -> None:
-    """Close the memory that came with messages and that an interrupt took from its receiver.
-
-    A signal's handler may raise between a system call and the line that keeps what it returned.
-
-    Args:
-        names: Of anonymous memory that this process closes as soon as it has mapped it.
-    """
-    lost = {f"/memfd:{name} (deleted)" for name in (_MEMORY_NAME, *names)}
-    fds: list[str] = []
-    with contextlib.suppress(OSError):  # no descriptor is left for the list, and none was lost
-        fds = os.listdir("/proc/self/fd")
-    for fd in fds:
-        with contextlib.suppress(OSError):  # that of the list is closed
-            if os.readlink(f"/proc/self/fd/{fd}") in lost:
-                os.close(int(fd))
 
 
 def is_ready(source: int | socket.SocketType, event: int, timeout_seconds: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from overlapiter.board import Counter, Row
 from overlapiter.store.elsewhere import Holders
@@ -37,19 +37,11 @@ class StageTask(NamedTuple):
     batches: list[int]  # the mini-batches that they are of, for the trace
 
 
-class Finding(NamedTuple):
-    """What has become of the files of an example."""
-
-    example: int
-    extents: bytes  # where those of its files that are staged lie, packed
-    #: Whether these are all its files, and need not be looked at again in this run.
-    is_complete: bool
-    was_refused: bool  # whether one of them was not staged for lack of room
-    paths: tuple[str, ...]  # their absolute paths, where the dataset does not declare them
-
-
-#: The same in a message, which would name Finding each time.
-PlainFinding = tuple[int, bytes, bool, bool, tuple[str, ...]]
+#: What has become of the files of an example: the example; where those of its files that are
+#: staged lie, packed; whether these are all its files, and need not be looked at again in this run;
+#: whether one of them was not staged for lack of room; and their absolute paths, where the dataset
+#: does not declare them. A plain tuple, since a message would name a class of ours each time.
+Finding: TypeAlias = tuple[int, bytes, bool, bool, tuple[str, ...]]
 
 
 class ExampleAtHand:
@@ -90,8 +82,8 @@ class TaskAtHand:
         """Return whether there is an answer for each file of an example."""
         return example.is_followed and all(key in self.answers for key in example.keys)
 
-    def finding(self, example: ExampleAtHand) -> PlainFinding:
-        """Return the :class:`Finding` of a settled example, as a message has it."""
+    def finding(self, example: ExampleAtHand) -> Finding:
+        """Return what has become of the files of a settled example."""
         extents: list[Extent] = []
         is_complete, was_refused = example.is_complete, False
         for key in example.keys:

@@ -187,14 +187,16 @@ class FileReader:
         except BaseException as error:  # user code, even sys.exit: it travels to the trainer
             is_read = False
             paths = (copies and copies.opened) or self._likely_paths(error, index)
+            failed = indices
             if not self._plan.is_skipping:
-                reading.failure, indices = error, [index]
-            reading.entries += [_explained(error, each, paths) for each in indices]
+                reading.failure, failed = error, [index]
+            reading.entries += [_explained(error, each, paths) for each in failed]
         if copies is not None and copies.has_missed:
-            reading.missed.append(index)
+            reading.missed += indices  # which of several it was is not known
             row.add(Counter.COPIES_LOST, 1)
-        if copies is not None and len(copies.opened) > reading.n_files:
-            reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        if copies is not None and len(copies.opened) > reading.n_files * len(indices):
+            n_files = -(-len(set(copies.opened)) // len(indices))
+            reading.n_files = max(reading.n_files, n_files)
         return is_read
 
     def _begin_example(self) -> None:
@@ -224,7 +226,7 @@ class FileReader:
                 )
         reading.n_read += len(indices)
         if self._copies is not None and not self._copies.opened:
-            reading.unopened.append(index)
+            reading.unopened += indices
         if self._face.fetches_whole:
             reading.examples = example  # of whatever type
             return
@@ -274,6 +276,8 @@ class FileReader:
                 else:
                     example = self._dataset[self._index_type(index)]
                 self._end_forks()
+                if is_last and copies is not None:
+                    copies.has_missed = True  # if that fails, too, the dataset is at fault
                 if is_last or copies is None or not copies.have_changed():
                     return example
             except BaseException as error:
@@ -296,13 +300,16 @@ class FileReader:
 
     def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
         """Propose the layout that an example asks for; return the task with a slot to write to."""
-        n_rows = 1 if self._face.collates else self._plan.batch_size
-        layout = layout_of(example, n_rows, self._face.take_apart)
+        # For a mini-batch of several epochs, which may have more, the layout is lengthened.
+        n_rows = min(self._plan.batch_size, max(1, self._plan.dataset_size))
+        layout = layout_of(example, 1 if self._face.collates else n_rows, self._face.take_apart)
         self._channel.send(("layout", task.part_id, layout))
         while True:
             message, fds = self._channel.receive()
             if message[0] == "slot":
                 return task._replace(slot=message[1], layout_id=message[2])
+            if message[0] == "end":
+                raise ChannelClosedError
             self._take_note(message, fds)
 
     def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:

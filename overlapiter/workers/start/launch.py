@@ -77,13 +77,11 @@ _environment_lock = threading.Lock()
 class Child:
     """A process from the forkserver, seen from the trainer.
 
-    The forkserver reports the pid and, in the end, the exit code on ``status_fd``; by ``data_fd``,
-    which is kept open, the child notices that this process is gone.
+    The forkserver reports the pid and, in the end, the exit code on ``status_fd``.
     """
 
-    def __init__(self, status_fd: int, data_fd: int) -> None:
+    def __init__(self, status_fd: int) -> None:
         self._status_fd = status_fd
-        self._data_fd = data_fd
         self.pid = 0  # the process, once is_forked has seen it; 0 before
 
     def is_forked(self, timeout_seconds: float) -> bool:
@@ -104,11 +102,10 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Drop the descriptors; closing twice is fine."""
-        for fd in (self._status_fd, self._data_fd):
-            if fd >= 0:
-                os.close(fd)
-        self._status_fd = self._data_fd = -1
+        """Drop the descriptor; closing twice is fine."""
+        if self._status_fd >= 0:
+            os.close(self._status_fd)
+            self._status_fd = -1
 
 
 def preparation() -> dict[str, Any]:
@@ -169,12 +166,9 @@ def launch(
     with _forkserver_running(preload):
         with _explained():
             status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
-        try:
-            keep_fd = os.dup(data_fd)
-        finally:
-            with open(data_fd, "wb") as pipe:
-                pipe.write(buffer.getbuffer())
-        return Child(status_fd, keep_fd)
+        with open(data_fd, "wb") as pipe:
+            pipe.write(buffer.getbuffer())
+        return Child(status_fd)
 
 
 def pickled(

@@ -45,8 +45,6 @@ class Parcel:
             pieces = pickled_pieces(thing, kind)
         except Exception as error:
             raise _explained(thing, error, name) from error
-        self._mentioned = pieces[0]
-        self.digest = digest_of(pieces)
         header = struct.pack(f"<{len(pieces) + 1}q", len(pieces) - 1, *(p.nbytes for p in pieces))
         self.fd = os.memfd_create("overlapiter-dataset", os.MFD_CLOEXEC)
         with open(self.fd, "wb", closefd=False) as file:
@@ -55,13 +53,19 @@ class Parcel:
                 file.seek(_aligned(file.tell()))
             file.truncate()
 
+    @property
+    def digest(self) -> bytes:
+        """What :func:`digest_of` returns for what was pickled."""
+        return digest_of(_pieces_in(self.fd, mmap.ACCESS_READ))
+
     def mentions(self, module: str) -> bool:
         """Return whether the pickle refers to a module or to one below it, or has such a text."""
         # As pickle writes a name, so that this is its beginning: a text, short or not, or a global.
         # Most are not there at all, which a search for the name alone finds out much sooner.
         name = re.escape(module.encode("utf-8", "surrogatepass"))  # so does pickle
         begin = rb"(?s:\x8c.|X.{4}|c)"
-        return all(re.search(pattern, self._mentioned) for pattern in (name, begin + name))
+        pickled = _pieces_in(self.fd, mmap.ACCESS_READ)[0]
+        return all(re.search(pattern, pickled) for pattern in (name, begin + name))
 
     def close(self) -> None:
         """Drop the descriptor; closing twice is fine."""
@@ -137,7 +141,16 @@ def open_parcel(fd: int) -> Any:
         RecursionError: A ``__getattr__`` of the user's calls itself then.
         Exception: What else unpickling raises.
     """
-    memory = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
+    pieces = _pieces_in(fd, mmap.ACCESS_COPY)
+    try:
+        return pickle.loads(pieces[0], buffers=pieces[1:])
+    except RecursionError as error:
+        raise _told(error) from None
+
+
+def _pieces_in(fd: int, access: int) -> list[memoryview]:
+    """Return the pickle in a parcel and its buffers, which keep it mapped."""
+    memory = memoryview(mmap.mmap(fd, 0, access=access))
     (n_buffers,) = struct.unpack_from("<q", memory)
     lengths = struct.unpack_from(f"<{n_buffers + 1}q", memory, 8)
     start = _aligned(8 * (n_buffers + 2))
@@ -145,10 +158,7 @@ def open_parcel(fd: int) -> Any:
     for length in lengths:
         pieces.append(memory[start : start + length])
         start = _aligned(start + length)
-    try:
-        return pickle.loads(pieces[0], buffers=pieces[1:])
-    except RecursionError as error:
-        raise _told(error) from None
+    return pieces
 
 
 def _told(error: RecursionError) -> RecursionError:

@@ -23,7 +23,6 @@ class StoreRates:
 
     def __init__(self) -> None:
         self.busy_ns = 0  # for how long files were being read, up to the end of the last one
-        self.n_changes = 0  # pairs of stretches that were compared
         self.file_changes = 0.0  # sum of the squares of the relative changes of files per second
         self.byte_changes = 0.0  # the same for bytes per second
         self._last_ns = 0
@@ -56,6 +55,5 @@ class StoreRates:
             return
         file_change, byte_change = math.log(file_rate / before[0]), math.log(byte_rate / before[1])
         if max(abs(file_change), abs(byte_change)) < _MOST_CHANGE:
-            self.n_changes += 1
             self.file_changes += file_change**2
             self.byte_changes += byte_change**2

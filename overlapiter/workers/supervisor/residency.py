@@ -19,7 +19,7 @@ from overlapiter.store.extents import EXTENT_BYTES, Extent, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.words import size_words
 from overlapiter.workers.prefetcher.evictor import Moved
-from overlapiter.workers.prefetcher.tasks import Finding, PlainFinding
+from overlapiter.workers.prefetcher.tasks import Finding
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -234,7 +234,7 @@ class Residency:
             self._n_parts += 1
             self._eviction.hand_out(part.position, self._plain(part.indices))
 
-    def hear(self, findings: Iterable[PlainFinding]) -> set[int]:
+    def hear(self, findings: Iterable[Finding]) -> set[int]:
         """Take note of what became of examples; return those refused for lack of room."""
         refused = set()
         usual: dict[int, bytes] = {}
@@ -244,7 +244,9 @@ class Residency:
             if is_complete and len(extents) == EXTENT_BYTES and not paths:
                 usual[index] = extents
                 continue
-            self._note(index, Finding(example, extents, is_complete, was_refused, paths))
+            self._note(index, extents, paths, was_refused=was_refused)
+            if is_complete:
+                self._known.put(index, extents)
             if was_refused:
                 refused.add(example)
         if usual:
@@ -260,13 +262,13 @@ class Residency:
         self._eviction.note_one_file_each(indices, table["tier"], table["key"], n_bytes)
         self._known.put_one_file_each(indices, packed)
 
-    def _note(self, index: int, finding: Finding) -> None:
-        extents = unpacked(finding.extents).values()
+    def _note(
+        self, index: int, packed: bytes, paths: tuple[str, ...], *, was_refused: bool
+    ) -> None:
+        extents = unpacked(packed).values()
         files = [(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents]
-        tier, paths = min((extent.tier for extent in extents), default=-1), finding.paths
-        self._eviction.note(index, tier, files, paths, is_missing=finding.was_refused)
-        if finding.is_complete:
-            self._known.put(index, finding.extents)
+        tier = min((extent.tier for extent in extents), default=-1)
+        self._eviction.note(index, tier, files, paths, is_missing=was_refused)
 
     def take_back(self, victims: list[Victim] | None, moved: Moved) -> None:
         """Take note of what became of the victims of a task; those not in ``moved`` stay."""

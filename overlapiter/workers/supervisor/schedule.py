@@ -41,6 +41,7 @@ class Part:
         self.indices: list[int] = batch.indices[start:stop]
         self.state = state
         self.is_suspect = False  # whether a file reader has died that had it
+        self.n_lost = 0  # prefetchers that have died that had it
         #: Where those of its files lie that may be read from their copies, packed.
         self.extents = b""
         self.report: bytes | None = None  # what its file reader said about the examples, pickled
@@ -246,6 +247,7 @@ class Schedule:
     def drop_all(self, next_id: int) -> None:
         """Abandon every mini-batch, and expect ``next_id`` next."""
         self.next_batch_id = self._first_batch_id = next_id
+        self._end_position = 0  # the next ones may be of an earlier epoch
         batches = list(self._batches.values())
         for batch in batches:
             batch.is_dropped = True

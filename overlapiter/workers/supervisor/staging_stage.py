@@ -68,7 +68,6 @@ class StagingStage:
         self._residency = residency
         self._directories = directories
         self._deaths = Deaths()
-        self._n_lost: dict[int, int] = {}  # of parts: prefetchers that died with them
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
@@ -193,7 +192,7 @@ class StagingStage:
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
         self._is_held_up, self._has_answer = False, True  # its files may be known now
-        _, task_id, findings, moved = message  # each of them has what a Finding has
+        _, task_id, findings, moved = message
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
             return True
@@ -245,9 +244,8 @@ class StagingStage:
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             self._residency.take_back(self._tasks.pop(task_id).victims, {})
         for part in parts:
-            n_lost = self._n_lost.pop(part.part_id, 0) + 1
-            if n_lost < _MAX_LOST:
-                self._n_lost[part.part_id] = n_lost
+            part.n_lost += 1
+            if part.n_lost < _MAX_LOST:
                 self._schedule.redo(part, PartState.TO_STAGE)
             else:  # a file reader has one example at a time, so it shows which one it is
                 self._schedule.staged(part, self._residency.look_up(part)[1])

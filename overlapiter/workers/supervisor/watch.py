@@ -95,7 +95,6 @@ class Watch:
         ended_ns = max(prefetcher.get(Counter.ANSWERED_NS) for prefetcher in prefetchers)
         rates.add(ended_ns, n_files, board.total(Counter.ANSWERED_KB))
         row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
-        row.put(Counter.RATE_CHANGES, rates.n_changes)
         row.put(Counter.FILE_RATE_CHANGES, round(rates.file_changes * 1e6))
         row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
 

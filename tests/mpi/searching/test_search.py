@@ -164,6 +164,19 @@ def test_a_process_that_dies_as_it_writes_to_the_journal_does_not_end_the_search
     assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"]
 
 
+BY_ITSELF = """
+from mpi4py import MPI
+import overlapiter.mpi
+from tests.mpi.training.counting import build_model
+
+study = overlapiter.mpi.search(
+    {"space": {"batch": [2, 4]}}, build_model, "numbers.txt", "numbers.txt", n_trials=1, epochs=1,
+    metric="val_loss", out=f"search{MPI.COMM_WORLD.rank}", comm=MPI.COMM_SELF,
+)
+assert [trial.state for trial in study.trials()] == ["complete"]
+"""
+
+
 @pytest.mark.slow
 class TestSearchOfRanks:
     pytestmark = NEEDS_MPIEXEC
@@ -198,6 +211,14 @@ class TestSearchOfRanks:
         mpiexec = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3")
         subprocess.run([*mpiexec, *program], cwd=tmp_path, env=ENVIRONMENT, timeout=60, check=True)
         assert json.loads((tmp_path / "left.json").read_text()) == [[1, 2], 1]
+
+    def test_each_rank_of_a_job_may_search_by_itself(self, tmp_path: Path) -> None:
+        write_numbers(tmp_path)
+        program = (sys.executable, "-c", BY_ITSELF)
+        mpiexec = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "2")
+        subprocess.run([*mpiexec, *program], cwd=tmp_path, env=ENVIRONMENT, timeout=60, check=True)
+        for rank in (0, 1):
+            assert (tmp_path / f"search{rank}" / "trials" / "0000" / "weights.npz").exists()
 
     @pytest.mark.alone
     def test_trials_whose_start_takes_longer_than_the_limit_are_no_losses(
@@ -249,6 +270,17 @@ def test_a_search_goes_on_after_a_trial_that_cannot_be_trained(
     assert {trial.state for trial in trials} == {"complete", "failed"}
     assert {trial.reason for trial in trials if trial.state == "failed"} == {reason}
     assert len(trials) == 8
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+def test_nothing_is_left_to_go_on_from_where_a_trial_has_ended(tmp_path: Path) -> None:
+    write_numbers(tmp_path)
+    (trial,) = search_here(
+        tmp_path, {"batch": [2, 4]}, 1, algorithm="easgd", checkpoint_seconds=0.0
+    ).trials()
+    assert trial.state == "complete"
+    assert (Path(trial.out) / "weights.npz").exists()
+    assert not [*Path(trial.out).glob("checkpoint*")]
 
 
 @pytest.mark.leaks_ok("matplotlib keeps its fonts open")

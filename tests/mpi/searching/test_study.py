@@ -250,6 +250,15 @@ def test_a_later_run_goes_on(tmp_path: Path) -> None:
     assert later.ask("later:0", nobody_is_lost) is None
 
 
+def test_a_search_goes_on_where_its_directory_was_moved_to(tmp_path: Path) -> None:
+    run_trial(open_study(tmp_path / "one", 2), 0.5)
+    ask(open_study(tmp_path / "one", 2), "run:1")
+    (tmp_path / "one").rename(tmp_path / "two")
+    moved = open_study(tmp_path / "two", 2)
+    assert moved.best().out == str(tmp_path / "two" / "trials" / "0000")
+    assert ask(moved, "run:0", "run:1".__eq__).values["out"] == str(tmp_path / "two/trials/0001")
+
+
 def test_a_trial_that_is_worse_than_the_median_ends_early(tmp_path: Path) -> None:
     study = open_study(tmp_path, 8)
     for _ in range(6):

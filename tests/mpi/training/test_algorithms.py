@@ -201,16 +201,6 @@ def test_a_resumed_run_goes_on_exactly(name: str) -> None:
     np.testing.assert_array_equal(other.weights, expected.weights)
 
 
-@pytest.mark.parametrize("name", ["easgd", "gem"])
-def test_a_server_takes_a_checkpoint_that_has_no_optimizer(name: str) -> None:
-    server, workers = sides(name, 3, 2)
-    run(server, workers, [1, 2, 0, 1])
-    other, _ = sides(name, 3, 2)
-    other.load_state({"weights": server.weights, "n_updates": server.n_updates})
-    np.testing.assert_array_equal(other.weights, server.weights)
-    assert other.n_updates == server.n_updates > 0
-
-
 @pytest.mark.parametrize("name", REFERENCES)
 def test_an_empty_message_fetches_the_centre(name: str) -> None:
     server, workers = sides(name, 3, 1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import resource
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,9 @@ import pytest
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.curves import draw
+from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.settings import read_toml
+from overlapiter.options import Staging
 from tests.mpi.waiting import wait_until
 
 from .counting import Counting
@@ -84,6 +89,53 @@ def test_a_link_that_returns_its_loss_reports_its_accuracy(
     )  # fmt: skip
     assert records is not None
     assert records[-1]["val_accuracy"] > 0.6
+
+
+class Placed(chainer.links.Linear):
+    """Gets the shapes of its parameters on its device only."""
+
+    is_placed = False
+
+    def device_resident_accept(self, visitor: Any) -> None:
+        self.is_placed = True
+        super().device_resident_accept(visitor)
+
+    def forward(self, pixels: Any) -> Any:
+        assert self.is_placed
+        return super().forward(pixels)
+
+
+def test_a_link_is_on_its_device_before_it_sees_the_first_example(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    assert overlapiter.mpi.train(lambda: Placed(None, 10), *lists, epochs=1, out=tmp_path / "run")
+
+
+class WithValues(chainer.Chain):
+    """Has persistent values that have no mean in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.layer = chainer.links.Linear(None, 10)
+        self.add_persistent("mask", np.array([0.0, -np.inf], np.float32))
+        self.add_persistent("key", 123_456_789)
+        self.add_persistent("is_used", np.array([True, False]))
+
+    def forward(self, pixels: Any) -> Any:
+        assert self.key == 123_456_789
+        return self.layer(pixels)
+
+
+@pytest.mark.parametrize("algorithm", ["downpour", "easgd"])
+def test_a_link_keeps_its_masks_and_its_large_whole_numbers(
+    tmp_path: Path, lists: tuple[Path, Path], algorithm: str
+) -> None:
+    overlapiter.mpi.train(WithValues, *lists, epochs=1, algorithm=algorithm, out=tmp_path / "run")
+    arrays = weights(tmp_path / "run")
+    assert arrays["mask"].tolist() == [0.0, -np.inf]
+    assert arrays["key"] == 123_456_789
+    assert arrays["is_used"].tolist() == [True, False]
 
 
 def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
@@ -182,6 +234,36 @@ def test_models_are_built_before_the_training_whose_random_numbers_they_would_ta
     listing, words = write_numbers(tmp_path), COUNTED | {"epochs": 1, "out": tmp_path / "run"}
     overlapiter.mpi.train(build, listing, [tmp_path / "v.h5"], **words)
     assert builders == [threading.main_thread()] * 3
+
+
+def test_a_model_file_imports_its_neighbours_when_it_builds_the_model_and_extends_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "model.py").write_text(
+        "import os, sys\n"
+        "sys.path.insert(0, os.path.join(os.path.dirname(__file__), 'lib'))\n"
+        "def build_model():\n"
+        "    from beside_the_model import N_EXAMPLES\n"
+        "    from of_the_library import Counting\n"
+        "    return Counting(N_EXAMPLES)\n"
+    )
+    (tmp_path / "beside_the_model.py").write_text("N_EXAMPLES = 100\n")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "of_the_library.py").write_text(
+        "from tests.mpi.training.counting import Counting\n"
+    )
+    words: dict[str, Any] = COUNTED | {"epochs": 1, "out": tmp_path / "run"}
+    overlapiter.mpi.train(tmp_path / "model.py", write_numbers(tmp_path), **words)
+    assert sys.path.count(str(tmp_path)) == 1
+
+
+def test_the_cpu_time_of_an_epoch_is_none_of_what_the_process_did_before(tmp_path: Path) -> None:
+    began = time.process_time()  # after all that was imported
+    listing = write_numbers(tmp_path)
+    records = overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=1, out=tmp_path / "run")
+    assert records is not None
+    assert records[0]["cpu_seconds"] <= time.process_time() - began
 
 
 class Ended(Exception):
@@ -319,8 +401,6 @@ def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path
             if self.n > 130:
                 raise Ended
 
-    from overlapiter.mpi.training.job import NoListener
-
     listener = NoListener()
     listener.progress = Ending()  # type: ignore[method-assign]  # for the test
     listing, out = write_numbers(tmp_path), tmp_path / "run"
@@ -365,6 +445,19 @@ def test_a_damaged_checkpoint_is_named_and_that_of_a_worker_is_done_without(
     os.truncate(out / "checkpoint.npz", length)
     with pytest.raises(TrainingError, match=r"checkpoint\.npz cannot be read"):
         overlapiter.mpi.train(DIGITS, *lists, algorithm="gem", epochs=3, out=out)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of NumPy: a ZIP
+def test_a_checkpoint_that_does_not_fit_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    words: dict[str, Any] = COUNTED | {"epochs": 1, "out": tmp_path / "run"}
+    listing, (soft, hard) = write_numbers(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, hard))
+    try:
+        with pytest.raises(TrainingError, match=r"checkpoint\.npz cannot be written"):
+            overlapiter.mpi.train(lambda: Counting(100_000), listing, **words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [each.name for each in (tmp_path / "run").glob("checkpoint*")] == []
 
 
 def test_another_run_is_not_taken_for_the_one_that_was_ended(
@@ -452,16 +545,21 @@ def test_a_data_class_that_exits_is_a_failed_run(tmp_path: Path) -> None:
         overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
 
 
-def test_each_file_is_opened_once_before_the_training_begins(tmp_path: Path) -> None:
-    (tmp_path / "rows.py").write_text(
+def noting_opens(folder: Path) -> str:
+    """Return a data class of HDF5 files that notes the paths that it opens, in ``opened``."""
+    (folder / "rows.py").write_text(
         "from overlapiter.mpi.training.data import Hdf5File\n"
         "class Rows(Hdf5File):\n"
         "    def __init__(self, path):\n"
         "        super().__init__(path, ('features', 'labels'))\n"
-        f"        with open({str(tmp_path / 'opened')!r}, 'a') as log:\n"
+        f"        with open({str(folder / 'opened')!r}, 'a') as log:\n"
         "            print(path, file=log)\n"
     )
-    words: dict[str, Any] = COUNTED | {"data": f"{tmp_path / 'rows.py'}:Rows"}
+    return f"{folder / 'rows.py'}:Rows"
+
+
+def test_each_file_is_opened_once_before_the_training_begins(tmp_path: Path) -> None:
+    words: dict[str, Any] = COUNTED | {"data": noting_opens(tmp_path)}
     listing = write_numbers(tmp_path)
     with pytest.raises(TrainingError, match="no parameters"):
         overlapiter.mpi.train(lambda: Counting(0), listing, **words, out=tmp_path / "run")
@@ -487,6 +585,43 @@ def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) 
         assert holding["n_files"] == 6
     finally:
         inventory.close()
+
+
+def test_files_are_read_from_their_copies_however_they_are_listed(tmp_path: Path) -> None:
+    source = tmp_path / "slow"
+    source.mkdir()
+    write_numbers(source)
+    listing = source / "other.txt"
+    listing.write_text(f"./numbers0.h5\n../slow/numbers1.h5\n{source}//numbers2.h5\nnumbers4.h5\n")
+    overlapiter.mpi.train(
+        COUNTING, listing, **COUNTED, epochs=2, staging=tmp_path / "fast", source=source,
+        data=noting_opens(tmp_path), out=tmp_path / "run",
+    )  # fmt: skip
+    opened = (tmp_path / "opened").read_text().splitlines()
+    before, later = opened[:4], opened[4:]  # it looks at each file once before it trains
+    assert all(path.startswith(str(source)) for path in before)
+    assert later
+    assert not any(path.startswith(str(source)) for path in later)
+
+
+def test_a_run_whose_staging_directory_is_full_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = functools.partial(Staging, capacity=16384)  # the five files need more
+    monkeypatch.setattr("overlapiter.mpi.training.reading.Staging", small)
+    said: list[str] = []
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    source, staging = tmp_path / "slow", tmp_path / "fast"
+    source.mkdir()
+    overlapiter.mpi.train(
+        COUNTING, write_numbers(source), **COUNTED, epochs=2, staging=staging, source=source,
+        listener=listener, out=tmp_path / "run",
+    )  # fmt: skip
+    assert counts(tmp_path / "run") == [2] * 100
+    assert said == [
+        f"{staging} has no room: files are read from {source}; `overlapiter evict` makes some"
+    ]
 
 
 def _damage(path: Path) -> None:
@@ -557,6 +692,7 @@ def test_files_that_cannot_be_trained_on_are_named(
         ({"momentum": 1.0}, "momentum: 1.0 is too large"),
         ({"beta": 1.5}, "beta: 1.5 is too large"),
         ({"quorum": 0.0}, "is no share of the workers"),
+        ({"worker_timeout": 1e9}, "worker_timeout: 1000000000.0 is too large"),
         ({"synchronous": True, "algorithm": "gem"}, "gem has no such mode"),
         ({"masters": 1}, "start it by mpiexec"),
         ({"masters": 2, "algorithm": "easgd"}, "average gradients, and easgd sends none"),

@@ -96,7 +96,7 @@ def test_numba_and_numpy_agree_to_the_last_bit(name: str) -> None:
     results = []
     for means in MEANS:
         weights, gradients = problem()
-        optimizer = ServerOptimizer(name, means=means)
+        optimizer = ServerOptimizer(name, 0.02, means=means)
         for gradient in gradients:
             optimizer.update(weights, gradient)
         results.append(weights)
@@ -121,7 +121,7 @@ def test_a_resumed_optimizer_goes_on_exactly(name: str, n_before: int) -> None:
 
 def test_a_saved_state_does_not_change_with_later_updates() -> None:
     weights, gradients = problem(10)
-    optimizer = ServerOptimizer("adam", means="numpy")
+    optimizer = ServerOptimizer("adam", 0.02, means="numpy")
     optimizer.update(weights, gradients[0])
     state = optimizer.state()
     before = state["mean"].copy()

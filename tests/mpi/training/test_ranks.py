@@ -245,21 +245,34 @@ def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str)
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "more", "words"),
     [
-        ("nan:2:3", "rank 2 cannot go on: the loss of a mini-batch is nan"),
-        pytest.param("other:2:0", "rank 2 has built another model", marks=pytest.mark.slow),
-        pytest.param("exit:2:3", "rank 2 cannot go on: SystemExit: 0", marks=pytest.mark.slow),
+        ("nan:2:3", (), "rank 2 cannot go on: the loss of a mini-batch is nan"),
+        ("nan:2:1", ("--synchronous",), "rank 2 cannot go on: the loss of a mini-batch is nan"),
+        pytest.param("other:2:0", (), "rank 2 has built another model", marks=pytest.mark.slow),
+        pytest.param("exit:2:3", (), "rank 2 cannot go on: SystemExit: 0", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_makes_no_sense_ends_in_order_with_a_message(
-    tmp_path: Path, fault: str, words: str
+    tmp_path: Path, fault: str, more: tuple[str, ...], words: str
 ) -> None:
-    arguments = (COUNTING, write_numbers(tmp_path), *COUNTED)
+    arguments = (COUNTING, write_numbers(tmp_path), *COUNTED, *more)
     ended = run_training(tmp_path, 3, *arguments, environment={"TRAINING_FAULT": fault})
     assert ended.exit_status == 1
     assert words in ended.output
     assert "Traceback" not in ended.output
+
+
+def test_synchronous_workers_beyond_the_quorum_do_not_wait_for_it_when_the_run_stops_early(
+    tmp_path: Path,
+) -> None:
+    arguments = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 9)
+    early = ("--synchronous", "--quorum", 0.5, "--target", "loss=0")
+    (tmp_path / "log").mkdir()
+    log = {"TRAINING_LOG": str(tmp_path / "log"), "TRAINING_MEET": "3"}
+    ended = run_training(tmp_path, 4, *arguments, *early, environment=log)
+    assert ended.exit_status == 0, ended.output
+    assert "stopped early: loss has reached 0" in ended.output
 
 
 @pytest.mark.parametrize(
@@ -461,6 +474,24 @@ def slow_to_look(tmp_path: Path) -> tuple[object, ...]:
         "                time.sleep(0.01)\n"
     )
     return COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--data", "data.py:Data"
+
+
+def test_a_worker_that_is_killed_while_the_server_looks_at_the_files_is_done_without(
+    tmp_path: Path,
+) -> None:
+    job = begin_training(tmp_path, 4, *slow_to_look(tmp_path), is_tolerant=True)
+    try:
+        wait_until((tmp_path / "looking").exists)
+        killed = rank_of(job, 2)
+        killed.kill()
+        wait_until(lambda: not killed.is_running())  # the launcher knows it
+        (tmp_path / "stopped").touch()
+        ended = end_of(tmp_path, job)
+    finally:
+        end_job(job)
+    assert ended.exit_status == 0, ended.output
+    assert "rank 2 is lost" in ended.output
+    assert counts(tmp_path / "result") == TWICE
 
 
 def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_others_in_order(
