@@ -39,10 +39,10 @@ def replacing(path: str, mode: str, **more: Any) -> Iterator[IO[Any]]:
     If it cannot be written, nothing is left of it.
     """
     new = f"{path}.new"
-    with contextlib.ExitStack() as failed, open(new, mode, **more) as file:
-        failed.callback(os.unlink, new)
-        yield file
-        file.flush()
+    with contextlib.ExitStack() as failed:
+        with open(new, mode, **more) as file:  # to close it may fail, too
+            failed.callback(os.unlink, new)
+            yield file
         os.replace(new, path)
         failed.pop_all()
 
