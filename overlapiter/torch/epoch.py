@@ -28,7 +28,7 @@ from overlapiter.sources import Key
 from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, fetches_whole
 from overlapiter.torch.feed import Feed, begin
-from overlapiter.torch.orders import Foresight, Keys, as_indices, foresee, put_draws
+from overlapiter.torch.orders import Foresight, Keys, as_indices, foresee, put_draws, take_back
 from overlapiter.torch.states import Progress
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
@@ -107,7 +107,11 @@ class Epoch(_BaseDataLoaderIter):
             self._progress.count(keys)
         self._pending.clear()
         first = list(itertools.islice(self._keys(), n_ahead))
-        self._feed = self._feed_of(loader, first, orders.get(number))
+        try:
+            self._feed = self._feed_of(loader, first, orders.get(number))
+        except BaseException:
+            take_back(loader, number)
+            raise
         self._submit_all()
         self._pipeline.flush()
         self._is_unfinished = False

@@ -41,6 +41,7 @@ class OrderedSampler(data.Sampler[int]):
         self.epoch = 0
         self.resumed: tuple[int, Indices] | None = None
         self._dataset_size = dataset_size
+        self._n_given: int | None = None  # by the iteration that goes on
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration gives."""
@@ -63,10 +64,16 @@ class OrderedSampler(data.Sampler[int]):
         """Give the indices of the epoch."""
         rest = self.whole()[self.start :].tolist()
         self.set_epoch(self.epoch + 1)  # first: the iteration may be left early
-        yield from rest
+        self._n_given = len(rest)
+        try:
+            yield from rest
+        finally:
+            self._n_given = None
 
     def __len__(self) -> int:
-        """Return the number of indices that an iteration gives."""
+        """Return the number of indices that the iteration gives which goes on, or the next one."""
+        if self._n_given is not None:
+            return self._n_given
         return self.order.length(self._dataset_size) - self.start
 
 
@@ -76,6 +83,13 @@ class RankSampler(OrderedSampler, DistributedSampler[int]):
     def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
         DistributedSampler.__init__(self, range(dataset_size), order.size, order.rank)
         OrderedSampler.__init__(self, order, dataset_size)
+
+
+def take_back(loader: Any, epoch: int) -> None:
+    """Have the next iteration of a loader give an epoch that could not begin."""
+    sampler = samplers_of(loader)[-1]
+    if isinstance(sampler, OrderedSampler):
+        sampler.set_epoch(epoch)
 
 
 _KNOWN = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,28 @@ def test_after_a_scattered_epoch_that_was_left_early_comes_the_next(
     loader = pair.ours(D.Made("int", n), 2, sampler=order, num_workers=n_workers)
     next(iter(loader))
     assert torch.cat(list(loader)).tolist() == order.of_epoch(1, n).tolist()
+
+
+def test_a_scattered_epoch_that_could_not_begin_comes_again() -> None:
+    order = ScatteredOrder(0, 1, 4)
+    dataset = D.Made("int", 10)
+    loader = DataLoader(dataset, 5, sampler=order, num_workers=1)
+    dataset.lock = threading.Lock()
+    with pytest.raises(DatasetPicklingError):
+        iter(loader)
+    del dataset.lock
+    assert torch.cat(list(loader)).tolist() == order.of_epoch(0, 10).tolist()
+
+
+def test_the_length_of_a_resumed_scattered_epoch_is_that_of_its_rest() -> None:
+    def make() -> Any:
+        return DataLoader(D.Made("int", 10), 2, sampler=ScatteredOrder(0, 1, 4))
+
+    before, loader = make(), make()
+    next(iter(before))
+    loader.load_state_dict(before.state_dict())
+    assert [len(loader) for _ in loader][:-1] == 3 * [4]
+    assert len(loader) == 5
 
 
 class Divided(EveryOther):
