@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
+from overlapiter.errors import OptionError, StagingError, StagingWarning, described, warn
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.redirection import added_readers
@@ -202,6 +202,10 @@ def tell_peers(staging: Staging | None, sampler: object, error: Exception) -> No
         return
     from overlapiter.peers.rendezvous import communicator_of, tell
 
+    warn(
+        f"rank {sampler.rank} tells the others that it cannot begin: {described(error)[0]}",
+        StagingWarning,
+    )
     with contextlib.suppress(Exception):  # the caller raises what comes first
         tell(communicator_of(staging.peers, sampler.rank, sampler.size), error)
 

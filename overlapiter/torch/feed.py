@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,6 @@ from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
-    import socket
-
     from overlapiter.peers.holders import NodeShare
     from overlapiter.pipeline import Pipeline
     from overlapiter.planning import Joined
@@ -125,7 +124,10 @@ class Shelf:
             self.joined = joined
             if joined.listener is not None:
                 weakref.finalize(self, joined.listener.close)
-        return None if joined.listener is None else joined.listener.dup()
+        if joined.listener is None:
+            return None
+        # Its own dup() would have those wait in accept() that listen now.
+        return socket.socket(fileno=os.dup(joined.listener.fileno()))
 
 
 def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
