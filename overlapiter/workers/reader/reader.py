@@ -172,6 +172,7 @@ class FileReader:
             del reading.entries[len(left_out) :]
             wanted = [index for index in wanted if self._try(reading, 0, [index])]
             reading.n_read = 0
+            reading.unopened.clear()
             if wanted:
                 self._try(reading, 0, wanted)
 
