@@ -104,7 +104,7 @@ def run_all(arguments: list[str]) -> int:
     """
     folder, failed, left_out = claim.OWN_RESULTS, [], []
     if arguments[:1] == ["--into"]:
-        folder, arguments = CHECKOUT / arguments[1], arguments[2:]
+        folder, arguments = Path(arguments[1]).absolute(), arguments[2:]
     for number, each in enumerate(EXPERIMENTS, 1):
         say = f"{number} of {len(EXPERIMENTS)}: {each.name}, some {each.minutes:g} minutes"
         print(f"\n=== {say} ===", file=sys.stderr, flush=True)
@@ -116,9 +116,9 @@ def run_all(arguments: list[str]) -> int:
             print(f"{each.name}: {type(error).__name__}: {error}", file=sys.stderr)
             failed.append(each.name)
     n_done = len(EXPERIMENTS) - len(failed) - len(left_out)
-    print(f"{n_done} experiments done; failed: {', '.join(failed) or '-'}")
+    print(f"{n_done} experiments done; failed: {', '.join(failed) or '-'}", file=sys.stderr)
     if left_out:
-        print(f"not possible on this machine: {', '.join(left_out)}")
+        print(f"not possible on this machine: {', '.join(left_out)}", file=sys.stderr)
     return int(bool(failed))
 
 

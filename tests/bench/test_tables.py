@@ -80,7 +80,7 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
     ]
     assert [words[1] for words in asked] == paths
     assert all(words[-2:] == ["--repeats", "1"] for words in asked)
-    told = capsys.readouterr().out
+    told = capsys.readouterr().err
     assert "failed: evicting" in told
     assert ("not possible on this machine: gpu" in told) == (left_out == "gpu")
 
