@@ -11,7 +11,7 @@ import chainer.functions as F  # Chainer's own way to write it
 import numpy as np
 from numpy.typing import NDArray
 
-from overlapiter.objective import Objective
+from overlapiter.objective import Objective, can_travel
 
 Vector = NDArray[np.float32]
 
@@ -151,18 +151,5 @@ def _persistent(link: Any) -> list[tuple[str, Any, str]]:
         (f"{name}/{key}", each, key)
         for name, each in sorted(link.namedlinks())
         for key in sorted(each._persistent)
-        if _can_travel(np.asarray(_on_host(getattr(each, key))))
+        if can_travel(np.asarray(_on_host(getattr(each, key))))
     ]
-
-
-def _can_travel(value: NDArray[Any]) -> bool:
-    """Return whether a value can be averaged in single precision; a mask of -inf cannot.
-
-    One that cannot stays as it is on each rank.
-    """
-    if value.dtype.kind not in "biuf":
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit differs then
-        single = value.astype(np.float32)
-        is_same = value.dtype.kind == "f" or np.array_equal(single.astype(value.dtype), value)
-    return is_same and bool(np.isfinite(single).all())

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F  # PyTorch's own way to write it
 from numpy.typing import NDArray
 
-from overlapiter.objective import Objective
+from overlapiter.objective import Objective, can_travel
 
 Vector = NDArray[np.float32]
 
@@ -33,14 +33,10 @@ def _on_host(tensor: Any) -> Any:
     return tensor.detach().reshape(-1).cpu().numpy()
 
 
-def _can_travel(buffer: Any) -> bool:
-    """Return whether a buffer can be averaged in single precision; a mask of -inf cannot.
-
-    One that cannot stays as it is on each rank.
-    """
-    if not bool(buffer.isfinite().all()):
-        return False
-    return bool(buffer.is_floating_point()) or torch.equal(buffer.float().to(buffer.dtype), buffer)
+def _plain(buffer: Any) -> NDArray[Any]:
+    """Return a buffer on the host; NumPy does not have all of PyTorch's types of numbers."""
+    values: NDArray[Any] = _on_host(buffer.float() if buffer.is_floating_point() else buffer)
+    return values
 
 
 class TorchModel:
@@ -62,7 +58,7 @@ class TorchModel:
             self._measures(objective.example)
         self._parameters = dict(self._module.named_parameters())
         buffers = self._module.named_buffers()
-        self._buffers = {name: each for name, each in buffers if _can_travel(each)}
+        self._buffers = {name: each for name, each in buffers if can_travel(_plain(each))}
         self._parts = [*self._parameters.values(), *self._buffers.values()]
         self.n_state = sum(each.numel() for each in self._buffers.values())
         self._ends = np.cumsum([each.numel() for each in self._parts]).tolist()

@@ -88,6 +88,7 @@ class WithBuffers(torch.nn.Module):
         self.layer = torch.nn.Linear(8, 2)
         self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
         self.register_buffer("key", torch.tensor(123_456_789))
+        self.register_buffer("large", torch.tensor(1e300, dtype=torch.float64))
         self.register_buffer("is_used", torch.tensor([True, False]))
 
     def forward(self, pixels: Any) -> Any:
@@ -105,6 +106,7 @@ def test_a_module_keeps_its_masks_and_its_large_whole_numbers(
     with np.load(tmp_path / "run/weights.npz") as arrays:
         assert arrays["mask"].tolist() == [0.0, -np.inf]
         assert arrays["key"] == 123_456_789
+        assert arrays["large"] == 1e300
         assert arrays["is_used"].tolist() == [True, False]
 
 
