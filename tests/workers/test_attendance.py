@@ -7,21 +7,16 @@ import os
 
 from overlapiter.board import StatsBoard
 from overlapiter.store.site import Site
-from overlapiter.workers.plan import StagingPlan, SupervisorPlan
+from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.supervisor.main import run_of
+from tests.workers.plans import plan_of
 
 
 def test_credentials_are_no_facts_of_a_run() -> None:
     sites = tuple(Site(f"/{name}/me", 100) for name in ("ram", "disk"))
-    plan = SupervisorPlan(
-        n_readers=1,
-        n_build_ahead=1,
+    plan = plan_of(
         batch_size=2,
         dataset_size=3,
-        index_type="l",
-        seed=None,
-        is_skipping=False,
-        max_parts_per_reader=None,
         staging=StagingPlan(
             sites=sites,
             source="s3://bucket",
@@ -30,7 +25,6 @@ def test_credentials_are_no_facts_of_a_run() -> None:
             reads_in_flight=None,
             storage_options={"secret": "precious"},
         ),
-        imports=(),
         trainer_pid=os.getpid(),
         run_number=7,
     )
