@@ -140,6 +140,7 @@ def run_until_ended(request: dict) -> None:
     """Be a program that trains until the signal for that comes, then finalizes, and stays."""
     is_over = threading.Event()
     signal.signal(ENDINGS["finalize"][0], lambda *_: is_over.set())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background job
     iterator = open_iterator(request, n_processes=N_WORKERS["reader"])
     trainer = Trainer(iterator, request["compute_ms"])
     trainer.take(_N_CALM)
