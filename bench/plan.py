@@ -55,7 +55,8 @@ EXPERIMENTS = [Experiment(*row) for row in (
      "--batch-size 4 --repeats 5", 13, "the cost where data are not the bottleneck"),
     ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
     ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
-    ("gpu", "gpu", "--loaders overlap-torch,torch,overlap,multiprocess --batches 100", 3,
+    ("gpu", "in-memory", "--device gpu --loaders overlap-torch,torch,overlap,multiprocess "
+     "--repeats 3 --side 224 --batch-size 64 --batches 100 --readers 8 --compute-ms 25", 3,
      "mini-batches to a GPU, PyTorch and CuPy; left out where there is none"),
     ("explained", "explained", "--seconds 6", 6,
      "whether explain() is right, and what watching costs"),

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from bench.claims import gpu, in_memory
+from bench.claims import in_memory
 from bench.harness import claim, isolated
+from bench.harness.machine import is_installed
 from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
 from bench.photographs import make_photographs
 
 
-@pytest.mark.parametrize("loader", ["overlap", "multiprocess", "control"])
+@pytest.mark.parametrize(
+    "loader", ["overlap", "multiprocess", "control", "overlap-torch-unlocked", "torch-unlocked"]
+)
 def test_the_cost_of_a_loader_is_measured_and_its_examples_are_right(loader):
-    request = {"loader": loader, "examples": 8, "batch_size": 4, "readers": 2}
-    request |= {"batches": 5, "compute_ms": 0.0}
+    if "torch" in loader and not is_installed("torch"):
+        pytest.skip("PyTorch is not installed")
+    request = {"loader": loader, "examples": 8, "side": 16, "batch_size": 4, "readers": 2}
+    request |= {"device": "cpu", "batches": 5, "compute_ms": 0.0}
     answer = isolated.call(in_memory.take, request)
     assert answer["is_same"]
     assert answer["batch_ms"] > 0
@@ -46,7 +51,8 @@ def test_on_a_gpu_the_loaders_are_compared_beside_a_step_of_any_length(monkeypat
 
     there = {"found": ["torch", "cupy"], "gpu": "any"}
     monkeypatch.setattr("bench.harness.isolated.call", lambda *_arguments: there)
-    monkeypatch.setattr(gpu, "call_in_turns", run)
-    result = gpu.measure(gpu.Options(step_ms=10.0), tmp_path)
-    found = claim.with_targets({"benchmark": "gpu", **result})["targets"]
-    assert [target["what"] for target in found] == [wanted[0] for wanted in gpu.TARGETS]
+    monkeypatch.setattr(in_memory, "call_in_turns", run)
+    options = claim.parse("in-memory", ["--device", "gpu", "--compute-ms", "10"])
+    result = in_memory.measure(options, tmp_path)
+    found = claim.with_targets({"benchmark": "in-memory", **result})["targets"]
+    assert [target["what"] for target in found] == [wanted[0] for wanted in in_memory.TARGETS]

@@ -66,7 +66,7 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
     asked = []
 
     def run(name, arguments):
-        if name == left_out:
+        if left_out and arguments[1].endswith(f"{left_out}.json"):
             raise NotPossibleError("there is no GPU")
         asked.append(arguments)
         if name == "evicting":
