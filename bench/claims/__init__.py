@@ -11,7 +11,10 @@ Each has a docstring, which its ``--help`` prints, and
 and may have
 
 * ``TARGETS``, what is wanted of the runs, by the names of their points;
-* ``draw_all``, which draws a result into files whose stem is given, and returns their paths;
+* ``marks``, which makes of a result what its figure shows, see :func:`bench.harness.figures.draw`,
+  and ``AXES``, its settings, by the names that ``Axes.set`` of matplotlib has for them;
+* ``draw_all`` in place of these, which draws a result into files whose stem is given, and returns
+  their paths;
 * ``faults``, which returns every reason for which a result is a failure.
 
 What has such a name says in a docstring only what is not said here.

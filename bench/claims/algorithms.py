@@ -97,20 +97,16 @@ TARGETS: tuple[Wanted, ...] = tuple(
 )
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness import figures
-
-    colours = ["BLACK", "SKY", "BLUE", "GREEN", "ORANGE", "RED"]
-    path, words = stem.with_suffix(".png"), {"title": "Each algorithm on the same digits"}
-    words |= {"xlabel": "seconds of training", "ylabel": "accuracy of validation"}
-    workers = f"{result['options']['workers']} workers, mini-batches of 16"
-    with figures.drawn(path, result, workers, **words) as axes:
-        for point, colour in zip(result["points"], colours, strict=True):
-            marked = {"color": getattr(figures, colour), "label": point["name"], "linewidth": 1.2}
-            axes.plot(_curve(point, "seconds"), _curve(point, "val_accuracy"), ".-", **marked)
-        axes.legend(fontsize=8)
-    return [path]
+def marks(result: dict) -> list[tuple]:
+    return [
+        ("Each algorithm on the same digits", point["name"], seconds, accuracies)
+        for point in result["points"]
+        for seconds, *accuracies in zip(
+            _curve(point, "seconds"), *(run["val_accuracy"] for run in point["runs"]), strict=True
+        )
+    ]
 
 
 TABLES = {"algorithms": _COLUMNS}
+AXES = {"xlabel": "seconds of training", "ylabel": "accuracy of validation"}
 faults = missed

@@ -278,29 +278,13 @@ def node_read_rows(result: dict) -> list[list[str]]:
 
 
 TABLES = {"training": training_rows, "node-reads": node_read_rows, "costs": cost_rows}
+AXES = {"sharey": True}
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness import figures
-
-    options, (sizes, found) = result["options"], _by_size(result)
-    colours = {"slow": "RED", "overlap": "BLUE", "local": "GREEN", "synthetic": "GREY"}
-    loaders = [name for name in colours if any(key[0] == name for key in found)]
-    panels = {
-        f"Epoch {number + 1}: seconds per epoch": {
-            (LOADERS[loader], getattr(figures, colours[loader])): [
-                found[key][number]["seconds"] if (key := (loader, *size)) in found else None
-                for size in sizes
-            ]
-            for loader in loaders
-        }
-        for number in range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
-    }
-    readers = " or ".join(map(str, sorted({point["n_readers"] for point in result["points"]})))
-    lines = [
-        f"{result['store']}; {result['data']}; model '{options['model']}', mini-batches of "
-        f"{options['batch_size']}, {readers} file readers per rank for every loader",
-        f"median of {options['repeats']} interleaved runs; epoch 1 with the start of the workers",
-    ]
-    names, path = [words_of(*size) for size in sizes], stem.with_name(f"{stem.name}-epochs.png")
-    return figures.bar_panels(panels, names, path, result, *lines)
+def marks(result: dict) -> list[tuple]:
+    points = sorted(result["points"], key=lambda point: (point["n_nodes"], point["n_ranks"]))
+    return [
+        (f"Epoch {number}: seconds per epoch", LOADERS[point["loader"]],
+         words_of(point["n_nodes"], point["n_ranks"]), epoch["seconds"].values())
+        for point in points for number, epoch in enumerate(summarize(point["runs"]), 1)
+    ]  # fmt: skip

@@ -13,7 +13,7 @@ from pathlib import Path
 from textwrap import fill
 
 from bench.harness.options import option
-from bench.harness.tables import Wanted, median_of, spread_of, table
+from bench.harness.tables import Wanted, median_of, table
 from bench.harness.turns import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -73,23 +73,12 @@ def rows(result: dict) -> list[list[str]]:
     return table(_epochs_of(result), _COLUMNS)
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness.figures import BLUE, GREY, SKY, bar_panels
-
-    epochs, options = _epochs_of(result), result["options"]
-    series = {
-        (fill(MEANINGS[name], 44), colour): [
-            spread_of(each, "seconds") for each in epochs if each["name"] == name
-        ]
-        for name, colour in (("capacity", SKY), ("ideal", GREY), ("unlimited", BLUE))
-    }
-    names = [f"epoch {number}" for number in sorted({e["epoch"] for e in epochs})]
-    words = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
-    words += f"median of {options['repeats']} runs; epoch 1 with the start; "
-    words += f"a part is {options['fraction']:.0%}"
-    return bar_panels(
-        {"Seconds of an epoch": series}, names, stem.with_suffix(".png"), result, words
-    )
+def marks(result: dict) -> list[tuple]:
+    return [
+        ("Seconds of an epoch, the first one with the start", fill(MEANINGS[each["name"]], 44),
+         f"epoch {each['epoch']}", [epoch["seconds"] for epoch in each["runs"]])
+        for each in _epochs_of(result)
+    ]  # fmt: skip
 
 
 TABLES = {"epochs": rows}

@@ -27,7 +27,7 @@ from typing import IO, Any
 import numpy as np
 
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import Rows, interval, median_of, spread_of, table
+from bench.harness.tables import Rows, interval, median_of, table
 from bench.harness.turns import call_in_turns
 from bench.loaders.files import Heads
 from bench.slow.store import SlowStore, attach
@@ -258,19 +258,14 @@ def faults(result: dict) -> list[str]:
     return found
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness import figures
-
-    points = result["points"]
-    series = {
-        ("before", figures.GREY): "before",
-        ("said for after the change", figures.SKY): "expected",
-        ("measured after the change", figures.BLUE): "after",
-    }
-    rates = {words: [spread_of(p, key) for p in points] for words, key in series.items()}
-    names = [point["name"].replace(" ", "\n", 1) for point in points]
+def marks(result: dict) -> list[tuple]:
     title = "Examples/s of trainings with one bottleneck each, on an emulated store"
-    return figures.bar_panels({title: rates}, names, stem.with_suffix(".png"), result)
+    labels = {"before": "before", "expected": "said for after the change", "after": "measured"}
+    return [
+        (title, label, p["name"].replace(" ", "\n", 1), [run[key] for run in p["runs"]])
+        for key, label in labels.items()
+        for p in result["points"]
+    ]
 
 
 _COLUMNS = {

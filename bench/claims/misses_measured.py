@@ -37,14 +37,14 @@ Policy = Callable[[NDArray[np.intp], int], NDArray[np.bool_]]
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
 FRACTIONS_OF_RANKS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
-#: The names of what is compared, in tables and figures, with marks and colours.
+#: The names of what is compared, in tables and figures.
 _NAMES = {
-    "measured": ("**OverlapIterator**", "s-", "#009E73"),
-    "together": ("**ranks together**", "o-", "#0072B2"),
-    "apart": ("ranks apart", "v--", "#E69F00"),
-    "belady": ("optimum (Belady)", "x:", "#000000"),
-    "fifo": ("FIFO", "v--", "#E69F00"),
-    "lru": ("LRU", "^--", "#D55E00"),
+    "measured": "**OverlapIterator**",
+    "together": "**ranks together**",
+    "apart": "ranks apart",
+    "belady": "optimum (Belady)",
+    "fifo": "FIFO",
+    "lru": "LRU",
 }
 
 
@@ -136,27 +136,20 @@ def rows(result: dict) -> list[list[str]]:
     """Return a row for each policy: the misses of epoch 2 and later, in percent."""
     points = result["points"]
     lines = [["part", *(f"{100 * point['fraction']:g} %" for point in points)]]
-    for name, (meaning, *_) in _NAMES.items():
+    for name, meaning in _NAMES.items():
         if name in points[0]["missed_by_epoch"]:
             lines.append([meaning, *(f"{100 * later_share(point, name):.1f}" for point in points)])
     return lines
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness.figures import drawn
-
-    path, points, options = stem.with_suffix(".png"), result["points"], result["options"]
-    percents = [100 * point["fraction"] for point in points]
-    words = {"xlabel": "staging directory, % of the data set", "xticks": percents}
-    words |= {"ylabel": "reads that miss, epoch 2 and later, %", "ylim": (0, 103)}
-    below = f"{options['examples']:,} files, {options['epochs']} epochs; {result['store']}"
-    with drawn(path, result, below, **words) as axes:
-        for policy, (label, style, colour) in _NAMES.items():
-            if policy in points[0]["missed_by_epoch"]:
-                shares = [100 * later_share(point, policy) for point in points]
-                axes.plot(percents, shares, style, color=colour, label=label.strip("*"))
-        axes.legend()
-    return [path]
+def marks(result: dict) -> list[tuple]:
+    return [
+        ("Reads that miss, epoch 2 and later, %", meaning.strip("*"), 100 * point["fraction"],
+         [100 * later_share(point, name)])
+        for name, meaning in _NAMES.items()
+        for point in result["points"] if name in point["missed_by_epoch"]
+    ]  # fmt: skip
 
 
 TABLES = {"misses": rows}
+AXES = {"xlabel": "staging directory, % of the data set", "ylim": (0, 103)}

@@ -43,7 +43,7 @@ import psutil
 from bench.harness.family import cpu_seconds
 from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.tables import median_of, spread, table
+from bench.harness.tables import median_of, table
 from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
@@ -209,30 +209,15 @@ _COLUMNS = {
 }
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness.figures import BLUE, GREEN, ORANGE, drawn, legend_below, line
-
-    path, points = stem.with_suffix(".png"), result.get("points", [])
-    if not (points := [p for p in points if p["kind"] in ("peers", "alone")]):
-        return []
-    colours = {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}
+def marks(result: dict) -> list[tuple]:
     titles = {"reads": "reads of the slow store, % of the files", "seconds": "seconds"}
-    words = [result[name] for name in ("data", "store") if name in result]
-    shape = {"n_axes": 2, "space_inches": 1.2, "ylim": (0, None), "xlabel": "epoch"}
-    with drawn(path, result, *words, **shape) as both:
-        for axes, (key, title) in zip(both, titles.items(), strict=True):
-            axes.set_title(title, loc="left")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            for point in points:
-                nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
-                scale = 100 / point["examples"] if key == "reads" else 1.0
-                by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
-                label = f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}"
-                style = {"color": colours[nodes, fraction], "marker": "o", "label": label}
-                style["linestyle"] = "-" if kind == "peers" else ":"
-                line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
-        legend_below(axes.figure, *axes.get_legend_handles_labels(), bottom_inches=0.5)
-    return [path]
+    return [
+        (title, f"{p['nodes']} nodes, room for {100 * p['fraction']:g} % each, {p['kind']}",
+         epoch, np.divide(values, p["examples"] / 100 if key == "reads" else 1))
+        for key, title in titles.items()
+        for p in result.get("points", ()) if p["kind"] in ("peers", "alone")
+        for epoch, values in enumerate(zip(*(run[key] for run in p["runs"]), strict=True), 1)
+    ]  # fmt: skip
 
 
 # --- what serving staged files costs --------------------------------------------------------------
@@ -356,3 +341,4 @@ TABLES = {
     "peers-epochs": _COLUMNS,
     "peers-serving": lambda result: table(result.get("serving", ()), _SERVING_COLUMNS),
 }
+AXES = {"xlabel": "epoch", "xticks": range(1, 6), "ylim": (0, None)}

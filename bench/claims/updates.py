@@ -197,22 +197,15 @@ def targets(points: list[dict]) -> list[dict]:
     return found
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    from bench.harness import figures
-
-    colours = (figures.BLACK, figures.GREY, figures.ORANGE, figures.BLUE)
-    path, words = stem.with_suffix(".png"), {"xscale": "log", "yscale": "log"}
-    words |= {"xlabel": "millions of weights", "ylabel": "ms of one update"}
-    words |= {"title": "One update of Adam on the server, in one thread"}
-    adam = [point for point in result["points"] if point["optimizer"] == "adam"]
-    with figures.drawn(path, result, **words) as axes:
-        for (means, label), colour in zip(MEANINGS.items(), colours, strict=True):
-            points = [point for point in adam if point["means"] == means]
-            sizes = [point["n"] / _MILLION for point in points]
-            axes.plot(sizes, [*map(ms_of, points)], "o-", color=colour, label=label)
-        axes.legend()
-    return [path]
+def marks(result: dict) -> list[tuple]:
+    title = "One update of Adam on the server, in one thread"
+    return [
+        (title, MEANINGS[p["means"]], p["n"] / _MILLION, [run["update_ms"] for run in p["runs"]])
+        for p in result["points"]
+        if p["optimizer"] == "adam"
+    ]
 
 
 TABLES = {"updates": rows}
+AXES = {"xlabel": "millions of weights", "ylabel": "ms", "xscale": "log", "yscale": "log"}
 faults = missed

@@ -155,12 +155,15 @@ def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
 
 
 def _draw(request: tuple[Sequence[Path], bool]) -> dict:
+    from bench.harness.figures import draw
+
     (paths, is_together), written = request, []
     results = [json.loads(path.read_text()) for path in paths]
     if is_together:
         points = [point for result in results for point in result["points"]]
         results = [{**results[0], "points": points}]
     for path, result in zip(paths, results, strict=False):
-        if draw_all := getattr(claim_of(result["benchmark"]), "draw_all", None):
-            written += draw_all(result, path.with_suffix(""))
+        claim = claim_of(result["benchmark"])
+        draw_all = getattr(claim, "draw_all", functools.partial(draw, claim))
+        written += draw_all(result, path.with_suffix(""))
     return {"written": [str(path) for path in written]}

@@ -7,14 +7,17 @@ import matplotlib
 matplotlib.use("Agg")  # draws into files, with or without a display
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from bench.harness.tables import spread
 
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
 BLACK, GREY, DARK = "#000000", "#999999", "#555555"
@@ -27,44 +30,74 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "axes.prop_cycle": plt.cycler(color=[BLUE, SKY, ORANGE, RED, GREEN, BLACK], ls=["-", "--"] * 3),
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
 plt.rcParams.update(_STYLE)
-_KEYS = ("min", "median", "max")
+
+#: Spreads by the label of a series and the place.
+Series = dict[str, dict[Any, dict]]
 
 
 def errors(spreads: Sequence[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the medians of spreads, and the distances of minimum and maximum from them."""
-    low, middle, high = (np.array([s[key] for s in spreads]) for key in _KEYS)
+    low, middle, high = (np.array([s[key] for s in spreads]) for key in ("min", "median", "max"))
     return middle, [middle - low, high - middle]
 
 
-Panels = Mapping[str, Mapping[tuple[str, str], Sequence]]
+def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:
+    """Draw the medians of spreads as a line, with minimum and maximum."""
+    middle, bars = errors(spreads)
+    axes.errorbar(places, middle, bars, capsize=3, **style)
 
 
-def bar_panels(
-    panels: Panels, groups: Sequence[str], path: Path, result: dict, *lines: str
-) -> list[Path]:
-    """Draw panels of grouped bars with one legend below; return the file, see :func:`drawn`.
+def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
+    """Draw the ``marks`` of a claim, if it has some, with one legend below; return the file.
 
-    Each panel has a title, and series by label and colour, of a spread for each of the groups or
-    None for no bar.
+    They are tuples of the title of a panel, the label of a series, a place, and the values there of
+    all runs.
+
+    Medians, minima and maxima are lines where the places are numbers, and bars in groups where they
+    are words.
     """
-    shape = {"n_axes": len(panels), "sharey": True, "space_inches": 0.9}
-    with drawn(path, result, *lines, **shape) as grid:
+    panels: dict[str, Series] = {}
+    for title, label, place, values in claim.marks(result) if hasattr(claim, "marks") else ():
+        panels.setdefault(title, {}).setdefault(label, {})[place] = spread(values)
+    if not panels:
+        return []
+    said = [result[name] for name in ("store", "data") if result.get(name)]
+    said.append(f"median of {result['options']['repeats']} runs")
+    path, labels = stem.with_suffix(".png"), {label for each in panels.values() for label in each}
+    n_rows = -(-len(labels) // 2) * (1 + max(label.count("\n") for label in labels))
+    shape = {"n_axes": len(panels), "space_inches": 0.6 + 0.18 * n_rows}
+    lines, settings = ("; ".join(said), result["command"]), getattr(claim, "AXES", {})
+    with drawn(path, result, *lines, **shape, **settings) as grid:
         for axes, (title, series) in zip(np.atleast_1d(grid), panels.items(), strict=True):
-            width = 0.8 / len(series)
-            for number, ((label, colour), spreads) in enumerate(series.items()):
-                places = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * width
-                middle, bars = errors([each or dict.fromkeys(_KEYS, np.nan) for each in spreads])
-                axes.bar(places, middle, width, yerr=bars, capsize=3, color=colour, label=label)
-            axes.set_xticks(range(len(groups)), groups)
-            axes.grid(visible=False, axis="x")
+            (_bars if isinstance(place, str) else _lines)(axes, series)
             axes.set_title(title, loc="left")
-        legend_below(axes.figure, *axes.get_legend_handles_labels())
+        figure = axes.figure
+        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.6 / figure.get_figheight())}
+        figure.legend(*axes.get_legend_handles_labels(), ncols=2, fontsize=9, **where)
     return [path]
+
+
+def _lines(axes: Axes, series: Series) -> None:
+    for label, spreads in series.items():
+        style = {"marker": "o", "markersize": 4, "label": label}
+        line(axes, [*spreads], [*spreads.values()], **style)
+
+
+def _bars(axes: Axes, series: Series) -> None:
+    groups, width = [*dict.fromkeys(itertools.chain(*series.values()))], 0.8 / len(series)
+    for number, (label, spreads) in enumerate(series.items()):
+        middle, bars = errors([*spreads.values()])
+        first = (number - (len(series) - 1) / 2) * width
+        places = [groups.index(group) + first for group in spreads]
+        axes.bar(places, middle, width, yerr=bars, capsize=3, label=label)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(visible=False, axis="x")
 
 
 @contextlib.contextmanager
@@ -75,44 +108,22 @@ def drawn(
     n_axes: int = 1,
     sharey: bool = False,
     space_inches: float = 0.4,
-    title: str = "",
     **settings: object,
 ) -> Iterator[Any]:
     """Give a block the axes to draw on, an array of them if several, and then write the figure.
 
-    Then all axes get the settings, by the names that ``Axes.set`` has for them, and each the title;
-    the lines are written below, as :func:`save` does.
+    Then all axes get the settings, by the names that ``Axes.set`` has for them. Below stand the
+    lines, and what was measured where.
     """
     size = (max(4.7 * n_axes, 7.0), 4.3)
     figure, axes = plt.subplots(1, n_axes, sharey=sharey, figsize=size)
     yield axes
     for each in np.atleast_1d(axes):
         each.set(**settings)
-        if title:
-            each.set_title(title, loc="left")
-    save(figure, path, result, *lines, space_inches=space_inches)
-
-
-def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:
-    """Draw the medians of spreads as a line, with minimum and maximum."""
-    middle, bars = errors(spreads)
-    axes.errorbar(places, middle, bars, capsize=3, **style)
-
-
-def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: float = 0.4) -> Path:
-    """Write below a figure what was measured where, and write the figure, which is closed."""
     machine = result.get("machine")
     words = [f"{machine['cores']} cores, {machine['processor']}"] if machine else []
-    text = "\n".join([*lines, *words])
     figure.tight_layout(rect=(0, space_inches / figure.get_figheight(), 1, 1))
-    figure.text(0.01, 0.08 / figure.get_figheight(), text, fontsize=7, color=DARK)
+    text, bottom = "\n".join([*lines, *words]), 0.08 / figure.get_figheight()
+    figure.text(0.01, bottom, text, fontsize=7, color=DARK)
     figure.savefig(path)
     plt.close(figure)
-    return path
-
-
-def legend_below(figure: Figure, handles: list, labels: list, bottom_inches: float = 0.3) -> None:
-    """Put a legend for all panels below them."""
-    place = (0.5, bottom_inches / figure.get_figheight())
-    kind = {"loc": "lower center", "fontsize": 9}
-    figure.legend(handles, labels, ncols=2, bbox_to_anchor=place, **kind)

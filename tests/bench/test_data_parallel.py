@@ -74,7 +74,7 @@ def test_the_table_and_the_figure_have_every_epoch(result: dict, tmp_path: Path)
         path.write_text(json.dumps(result))
     command = [sys.executable, "-m", "bench", "figures", "--together", *map(str, paths)]
     subprocess.run(command, cwd=CHECKOUT, check=True)
-    assert (tmp_path / "training-epochs.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "training.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -86,6 +86,7 @@ def test_epochs_are_summed_up_one_by_one_and_drawn(tmp_path: Path) -> None:
     options = {"fraction": 0.5, "examples": 10, "repeats": 3}
     result = {"benchmark": "epoch-times", "store": "a store", "options": options, "points": points}
     result["machine"] = {"cores": 2, "processor": "any"}
+    result["command"] = "python -m bench epoch-times"
     (tmp_path / "epochs.json").write_text(json.dumps(result))
     assert claim.draw([tmp_path / "epochs.json"]) == [str(tmp_path / "epochs.png")]
     assert (tmp_path / "epochs.png").read_bytes().startswith(b"\x89PNG")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,12 @@ def test_a_run_of_ones_own_goes_to_a_folder_that_git_ignores():
     assert options.out.parent == claim.OWN_RESULTS
     ignored = (claim.CHECKOUT / ".gitignore").read_text().splitlines()
     assert f"/{claim.OWN_RESULTS.relative_to(claim.CHECKOUT)}/" in ignored
+
+
+def test_every_figure_beside_the_results_is_drawn_from_its_json_file(tmp_path):
+    paths = [tmp_path / path.name for path in sorted(claim.RESULTS.glob("*.json"))]
+    for path in paths:
+        path.write_bytes((claim.RESULTS / path.name).read_bytes())
+    drawn = [Path(figure) for figure in claim.draw(paths)]
+    assert {figure.name for figure in drawn} >= {path.name for path in claim.RESULTS.glob("*.png")}
+    assert all(figure.read_bytes().startswith(b"\x89PNG") for figure in drawn)
