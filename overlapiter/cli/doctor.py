@@ -141,7 +141,9 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         raise UsageError("for a source that is a URL, name a LIST of files")
     else:
         _say_at("files below the source")
-        paths, is_whole, unlisted = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
+        paths, is_whole, unlisted = sourcespeed.find_files(
+            source, arguments.seconds * _FINDING_SHARE
+        )
     if not paths:
         raise CommandError(
             f"no file is found below {source}; check --source, whether you may read it, and LIST"
