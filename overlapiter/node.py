@@ -5,8 +5,8 @@ replaces that. If the variables are incomplete, the process counts as alone on i
 part costs speed only, and MPI corrects it.
 
 Source: the variables are those of Open MPI 5 ("Environment variables set for MPI applications"),
-of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, of torchrun, and of
-srun(1).
+of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, of torchrun, of
+Lightning's own launcher (_SubprocessScriptLauncher), and of srun(1).
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _LAUNCHERS = (
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
+#: Lightning's launcher tells only how many ranks the job has. If they meet at a loopback address,
+#: all of them share this machine.
+_LIGHTNING = ("LOCAL_RANK", "WORLD_SIZE")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 #: One process: local rank, local size, index of the node, nodes.
 _ALONE = (0, 1, 0, 1)
@@ -182,7 +186,8 @@ def node_from(environment: Mapping[str, str], host: Host, count_all: Callable[[]
 
 def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
     """Return local rank, local size, index of the node, and nodes."""
-    for rank_name, size_name in _LAUNCHERS:
+    is_one_machine = environment.get("MASTER_ADDR") in _LOOPBACK
+    for rank_name, size_name in (*_LAUNCHERS, *[_LIGHTNING] * is_one_machine):
         rank, size = _count(environment, rank_name), _count(environment, size_name)
         if 0 <= rank < size:
             return rank, size, *_ALONE[2:]

@@ -124,6 +124,14 @@ PALS = PBS | {
     "PALS_LOCAL_RANKID": "1",
     "PALS_LOCAL_SIZE": "4",
 }
+#: As Lightning's own launcher sets them on one machine.
+LIGHTNING = {
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "4711",
+    "NODE_RANK": "0",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+}
 CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"}
 
 
@@ -138,6 +146,11 @@ CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_
         pytest.param(MVAPICH, id="MVAPICH"),
         pytest.param(PALS, id="PALS under PBS"),
         pytest.param(CRAY_PMI, id="Cray PMI"),
+        pytest.param(LIGHTNING, id="Lightning on one machine"),
+        pytest.param(
+            LIGHTNING | {"MASTER_ADDR": "gpu0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            id="Lightning on several, and what the user adds",
+        ),
     ],
 )
 def test_the_launcher_tells_who_shares_the_node(environment: dict[str, str]) -> None:
@@ -166,6 +179,7 @@ def test_srun_tells_the_place_of_each_node(
         pytest.param(INTERACTIVE, id="a shell of salloc on a node"),
         pytest.param(PBS, id="a batch script of PBS"),
         pytest.param({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, id="half of it is missing"),
+        pytest.param(LIGHTNING | {"MASTER_ADDR": "gpu0"}, id="Lightning on several machines"),
         pytest.param(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "four"}, id="no number"),
         pytest.param(HYDRA | {"MPI_LOCALNRANKS": "1"}, id="a rank beyond the size"),
         pytest.param(HYDRA | {"MPI_LOCALRANKID": "-1"}, id="no rank"),
