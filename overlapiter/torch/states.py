@@ -184,15 +184,11 @@ def resumed(loader: data.DataLoader[Any]) -> Iterator[State | None]:
         sampler.resumed = sampler.order.resume(scattered, size_of(loader.dataset))
     elif state["sampler_epoch"] is not None:
         sampler.set_epoch(state["sampler_epoch"])
-    if state["draws"] is None:
-        yield {**state, "n_taken": 0}
-        loader._resume = None  # an epoch that cannot begin is tried again from here
-        return
-    before, draws = torch.get_rng_state(), Draws(*state["draws"])
+    before, draws = torch.get_rng_state(), Draws(*state["draws"] or (None, []))
     put_draws(loader, draws)
     try:
-        yield state
-        loader._resume = None
+        yield {**state, "n_taken": 0} if state["scattered"] else state
+        loader._resume = None  # an epoch that cannot begin is tried again from here
     finally:
         if draws.global_state is not None:
             torch.set_rng_state(before)
