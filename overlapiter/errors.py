@@ -246,8 +246,8 @@ class SharedMemoryError(MemoryError, OverlapError):
     def __init__(self, wanted_bytes: int, reason: str) -> None:
         super().__init__(
             f"cannot reserve {wanted_bytes / 1e6:.1f} MB of shared memory for a mini-batch "
-            f"({reason}). Keep fewer mini-batches alive, lower n_prefetch or batch_size, or ask "
-            f"the job scheduler for more memory."
+            f"({reason}). Keep fewer mini-batches alive, lower n_prefetch (PyTorch: "
+            f"prefetch_factor) or batch_size, or ask the job scheduler for more memory."
         )
         self.wanted_bytes = wanted_bytes
 

@@ -35,8 +35,9 @@ class _Epoch(NamedTuple):
 
     Attributes:
         first: For each example the position of its first use, or FAR.
-        again: For each entry of the order the position of the next use of the same example in this
-            epoch, or FAR; None if no example comes twice.
+        order: The examples in order, and
+        again: for each of them the position of its next use in this epoch, or FAR; both None if no
+            example comes twice.
         others: For each entry of the order a row of the examples that other ranks read at the same
             time; None if they read none.
         served: What other nodes read from this one; None if they read nothing.
@@ -44,6 +45,7 @@ class _Epoch(NamedTuple):
     """
 
     first: NDArray[np.int64]
+    order: Indices | None
     again: NDArray[np.int64] | None
     others: Indices | None
     served: Served | None
@@ -98,7 +100,8 @@ class NextUse:
             np.minimum(first, soonest, out=first)
         local, again = first, _uses_again(order, positions)
         first = self._with_served(epoch, local, served)
-        self._epochs[epoch] = _Epoch(first, again, others, served, local)
+        kept = None if again is None else order
+        self._epochs[epoch] = _Epoch(first, kept, again, others, served, local)
         self._forget_past()
         is_new = (self.position == FAR) & (first >= self._reached)
         self.position[is_new] = first[is_new]
@@ -189,10 +192,12 @@ class NextUse:
         self.position[is_over] = FAR
         for epoch in sorted(self._epochs):
             uses, start = self._epochs[epoch], epoch * self._epoch_size
-            following = uses.first.copy()
-            while uses.again is not None and (is_late := following < position).any():
-                following[is_late] = uses.again[following[is_late] - start]
-            is_it = is_over & (self.position == FAR) & (following >= position)
+            following = np.where(uses.first < position, FAR, uses.first)
+            if uses.order is not None:  # what was used before may come again
+                begin = max(position, start)
+                coming = np.arange(begin, start + len(uses.order))
+                np.minimum.at(following, uses.order[begin - start :], coming)
+            is_it = is_over & (self.position == FAR)
             self.position[is_it] = following[is_it]
 
     def _take(self, position: int, indices: list[int]) -> None:

@@ -5,8 +5,8 @@ replaces that. If the variables are incomplete, the process counts as alone on i
 part costs speed only, and MPI corrects it.
 
 Source: the variables are those of Open MPI 5 ("Environment variables set for MPI applications"),
-of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, of torchrun, and of
-srun(1).
+of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, of torchrun, of
+Lightning's own launcher (_SubprocessScriptLauncher), and of srun(1).
 """
 
 from __future__ import annotations
@@ -31,9 +31,13 @@ _LAUNCHERS = (
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
     ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
+#: Lightning's launcher tells only how many ranks the job has. If they meet at a loopback address,
+#: all of them share this machine.
+_LIGHTNING = ("LOCAL_RANK", "WORLD_SIZE")
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-#: One process: local rank, local size, index of the node, nodes.
-_ALONE = (0, 1, 0, 1)
+#: One process: local rank and local size.
+_ALONE = (0, 1)
 #: The launchers' variables for rank and size among all processes; some tell the rank alone.
 _WORLDS = {
     "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
@@ -52,8 +56,6 @@ class Node:
     name: str  # name of the node, for people
     local_rank: int = 0  # rank of this process among those of its node, from 0
     local_size: int = 1  # ranks on this node
-    index: int = 0  # number of the node among those of the job, from 0; 0 if unknown
-    count: int = 1  # nodes of the job; 1 if unknown
     cores: int = 1  # cores for this rank and its workers, at least 1
 
 
@@ -173,23 +175,24 @@ def node_from(environment: Mapping[str, str], host: Host, count_all: Callable[[]
 
     ``count_all`` tells how many cores of the node the job may use; it is called for several ranks.
     """
-    rank, size, index, count = _launched(environment)
+    rank, size = _launched(environment)
     cores = len(host.cores)
     if size > 1:  # a rank that is not bound takes an even part
         cores = max(1, min(cores, count_all() // size))
-    return Node(host.node, rank, size, index, count, cores)
+    return Node(host.node, rank, size, cores)
 
 
-def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Return local rank, local size, index of the node, and nodes."""
-    for rank_name, size_name in _LAUNCHERS:
+def _launched(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return local rank and local size."""
+    is_one_machine = environment.get("MASTER_ADDR") in _LOOPBACK
+    for rank_name, size_name in (*_LAUNCHERS, *[_LIGHTNING] * is_one_machine):
         rank, size = _count(environment, rank_name), _count(environment, size_name)
         if 0 <= rank < size:
-            return rank, size, *_ALONE[2:]
+            return rank, size
     return _launched_by_slurm(environment)
 
 
-def _launched_by_slurm(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
+def _launched_by_slurm(environment: Mapping[str, str]) -> tuple[int, int]:
     """Return the same by the variables that srun sets; a batch script does not have all of them."""
     if "SLURM_STEP_ID" not in environment and "SLURM_STEPID" not in environment:
         return _ALONE
@@ -198,7 +201,7 @@ def _launched_by_slurm(environment: Mapping[str, str]) -> tuple[int, int, int, i
     is_sound = 0 <= index < len(sizes) and 0 <= rank < sizes[index]
     if not is_sound or _count(environment, "SLURM_STEP_NUM_TASKS") not in (-1, sum(sizes)):
         return _ALONE
-    return rank, sizes[index], index, len(sizes)
+    return rank, sizes[index]
 
 
 def tasks_per_node(text: str) -> list[int]:
@@ -224,17 +227,10 @@ def _count(environment: Mapping[str, str], name: str) -> int:
 def node_among(rank: int, hosts: Sequence[Host]) -> Node:
     """Return a rank's node by where each rank runs. Pure."""
     own = hosts[rank]
-    keys = list(dict.fromkeys(host.key for host in hosts))
     local = [i for i, host in enumerate(hosts) if host.key == own.key]
     neighbours = [host.cores for host in hosts if host.machine == own.machine]
-    return Node(
-        own.node,
-        local.index(rank),
-        len(local),
-        keys.index(own.key),
-        len(keys),
-        share_of_cores(own.cores, neighbours),
-    )
+    n_cores = share_of_cores(own.cores, neighbours)
+    return Node(own.node, local.index(rank), len(local), n_cores)
 
 
 def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> int:

@@ -37,19 +37,19 @@ def exchange(
         KeyError: The snapshot lacks a key.
         OptionError: Its order does not fit the dataset, or the sampler.
     """
-    position = int(_exchange(serializer, "current_position", state.current_position))
-    epoch = int(_exchange(serializer, "epoch", state.epoch))
-    is_new_epoch = bool(_exchange(serializer, "is_new_epoch", state.is_new_epoch))
+    new_state = IterationState(
+        int(_exchange(serializer, "current_position", state.current_position)),
+        int(_exchange(serializer, "epoch", state.epoch)),
+        bool(_exchange(serializer, "is_new_epoch", state.is_new_epoch)),
+        state.order,
+    )
     if isinstance(sampler, ScatteredOrder) and state.order is not None:
-        loaded = state._replace(current_position=position, epoch=epoch, is_new_epoch=is_new_epoch)
-        new_state = _exchange_scattered(serializer, sampler, state, loaded, dataset_size)
-        position = new_state.current_position
-    else:
-        order = _exchange_order(serializer, state.order)
-        if order is not None:
-            order = checked_order(order, dataset_size)
-        new_state = IterationState(position, epoch, is_new_epoch, order)
-    if not 0 <= position <= epoch_size(new_state, dataset_size):
+        new_state = _exchange_scattered(serializer, sampler, state, new_state, dataset_size)
+    elif state.order is not None:
+        order = checked_order(_exchange_order(serializer, state.order), dataset_size)
+        new_state = new_state._replace(order=order)
+    position, size = new_state.current_position, epoch_size(new_state, dataset_size)
+    if not 0 <= position <= size:
         raise OptionError(
             "current_position",
             f"the snapshot stands at example {position} of an epoch, but the dataset has "
@@ -58,10 +58,9 @@ def exchange(
     try:
         previous = float(_exchange(serializer, "previous_epoch_detail", previous_epoch_detail))
     except KeyError:  # a snapshot of an older Chainer
-        size = max(epoch_size(new_state, dataset_size), 1)
-        if epoch + position / size <= 0:
+        if not new_state.epoch and not position:
             return new_state, -1.0
-        return new_state, max(epoch + (position - batch_size) / size, 0.0)
+        return new_state, max(new_state.epoch + (position - batch_size) / max(size, 1), 0.0)
     return new_state, previous
 
 
@@ -71,8 +70,6 @@ def _exchange(serializer: Any, key: str, value: Any) -> Any:
 
 
 def _exchange_order(serializer: Any, order: Any) -> Any:
-    if order is None:
-        return None
     kept = np.array(order)  # some serializers load in place
     try:
         return np.asarray(_exchange(serializer, "order", kept))

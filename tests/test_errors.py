@@ -128,7 +128,11 @@ def test_facts_are_attributes():
         ),
         (ERRORS[9], ["All 1 examples", "/lustre/a.jpg"], "Mend these files"),
         (ERRORS[10], ["MPI.COMM_WORLD.bcast", "worker process"], "in the trainer only"),
-        (ERRORS[6], ["12.0 MB", "No space left"], "lower n_prefetch or batch_size"),
+        (
+            ERRORS[6],
+            ["12.0 MB", "No space left"],
+            "lower n_prefetch (PyTorch: prefetch_factor) or batch_size",
+        ),
     ],
 )
 def test_the_message_tells_the_facts_and_names_the_next_step(error, facts, next_step):

@@ -61,23 +61,10 @@ def test_a_type_checker_knows_the_names_and_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not find_spec("chainer"), reason="needs Chainer")
-@pytest.mark.parametrize(
-    ("package", "newer"), [("numpy", "NumPy 2.1.0"), ("setuptools", "setuptools 80.0.1")]
-)
-def test_what_is_too_new_for_chainer_is_named(tmp_path: Path, package: str, newer: str) -> None:
-    version = newer.split()[1]
-    done = run_script(
-        tmp_path,
-        f"""
-        import numpy
-        from importlib import metadata
-        versions = {{"numpy": "1.26.4", "setuptools": "73.0.1", "{package}": "{version}"}}
-        numpy.__version__ = versions["numpy"]
-        metadata.version = versions.get
-        from overlapiter import OverlapIterator
-        """,
-    )
+def test_why_chainer_cannot_be_imported_is_told(tmp_path: Path) -> None:
+    as_in_numpy_2 = "import numpy; del numpy.sctypes"
+    done = run_script(tmp_path, f"{as_in_numpy_2}\nfrom overlapiter import OverlapIterator")
 
     message = done.stderr.splitlines()[-1]
     assert "NoChainerError: OverlapIterator" in message
-    assert f"but this is {newer}; install it with" in message
+    assert re.search(r"its import fails \(AttributeError.*sctypes.*\); install it with", message)

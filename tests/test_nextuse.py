@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -131,6 +133,17 @@ def test_what_other_ranks_of_the_node_read_and_other_nodes_from_it_counts_too(
                 if after < at < known and index in row and at >= (passed, position)[index == row[0]]
             ]
             assert next_use.position[index] == min(coming, default=FAR)
+
+
+def test_a_jump_over_many_uses_of_one_example_takes_no_longer_than_learning_the_order() -> None:
+    next_use, order = NextUse(50_000), np.arange(50_000)
+    order[::2] = 0
+    begun = time.process_time()
+    next_use.learn(0, order)
+    learnt = time.process_time()
+    assert next_use.hand_out(49_998, [0])
+    assert time.process_time() - learnt < 10 * (learnt - begun)
+    assert next_use.position[[0, 49_999, 49_997]].tolist() == [FAR, 49_999, FAR]
 
 
 def test_what_others_read_beyond_a_jump_is_not_over() -> None:

@@ -124,6 +124,14 @@ PALS = PBS | {
     "PALS_LOCAL_RANKID": "1",
     "PALS_LOCAL_SIZE": "4",
 }
+#: As Lightning's own launcher sets them on one machine.
+LIGHTNING = {
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "4711",
+    "NODE_RANK": "0",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+}
 CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "4"}
 
 
@@ -138,6 +146,11 @@ CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_
         pytest.param(MVAPICH, id="MVAPICH"),
         pytest.param(PALS, id="PALS under PBS"),
         pytest.param(CRAY_PMI, id="Cray PMI"),
+        pytest.param(LIGHTNING, id="Lightning on one machine"),
+        pytest.param(
+            LIGHTNING | {"MASTER_ADDR": "gpu0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
+            id="Lightning on several, and what the user adds",
+        ),
     ],
 )
 def test_the_launcher_tells_who_shares_the_node(environment: dict[str, str]) -> None:
@@ -148,14 +161,10 @@ def test_the_launcher_tells_who_shares_the_node(environment: dict[str, str]) -> 
     "more", [{}, {"PMI_RANK": "9", "PMI_SIZE": "14"}, {"PMIX_RANK": "9"}], ids=["", "PMI", "PMIx"]
 )
 @pytest.mark.parametrize(("node", "local_size"), [(0, 4), (2, 4), (3, 2)])
-def test_srun_tells_the_place_of_each_node(
-    node: int, local_size: int, more: dict[str, str]
-) -> None:
+def test_srun_tells_who_shares_each_node(node: int, local_size: int, more: dict[str, str]) -> None:
     environment = STEP | {"SLURM_NODEID": str(node)} | more
 
-    assert node_from(environment, HOST, lambda: 8) == Node(
-        "gpu1", 1, local_size, index=node, count=4, cores=8 // local_size
-    )
+    assert node_from(environment, HOST, lambda: 8) == Node("gpu1", 1, local_size, 8 // local_size)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +175,7 @@ def test_srun_tells_the_place_of_each_node(
         pytest.param(INTERACTIVE, id="a shell of salloc on a node"),
         pytest.param(PBS, id="a batch script of PBS"),
         pytest.param({"OMPI_COMM_WORLD_LOCAL_RANK": "1"}, id="half of it is missing"),
+        pytest.param(LIGHTNING | {"MASTER_ADDR": "gpu0"}, id="Lightning on several machines"),
         pytest.param(OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "four"}, id="no number"),
         pytest.param(HYDRA | {"MPI_LOCALNRANKS": "1"}, id="a rank beyond the size"),
         pytest.param(HYDRA | {"MPI_LOCALRANKID": "-1"}, id="no rank"),
@@ -233,7 +243,7 @@ def test_this_node_is_found_without_changing_what_this_process_is_bound_to(
 
 
 def test_what_somebody_knows_better_counts() -> None:
-    better = Node("gpu9", 3, 8, 1, 2, 5)
+    better = Node("gpu9", 3, 8, 5)
 
     set_node(better)
 
@@ -261,22 +271,14 @@ def test_ranks_are_grouped_by_the_node_they_run_on() -> None:
 
     nodes = [node_among(rank, hosts) for rank in range(5)]
 
-    assert [(n.name, n.local_rank, n.local_size, n.index) for n in nodes] == [
-        ("b", 0, 3, 0),
-        ("a", 0, 2, 1),
-        ("b", 1, 3, 0),
-        ("a", 1, 2, 1),
-        ("b", 2, 3, 0),
-    ]
-    assert {n.count for n in nodes} == {2}
-    assert [n.cores for n in nodes] == [2, 4, 2, 4, 2]
+    expected = [("b", 0, 3, 2), ("a", 0, 2, 4), ("b", 1, 3, 2), ("a", 1, 2, 4), ("b", 2, 3, 2)]
+    assert nodes == [Node(*each) for each in expected]
 
 
 def test_machines_of_the_same_name_are_different_nodes() -> None:
     hosts = [HOST, HOST._replace(machine="boot-2")]
 
-    assert [node_among(rank, hosts).index for rank in range(2)] == [0, 1]
-    assert node_among(0, hosts).cores == 8
+    assert [node_among(rank, hosts) for rank in range(2)] == [Node("gpu1", 0, 1, 8)] * 2
 
 
 def test_named_nodes_on_one_machine_share_its_cores() -> None:
@@ -284,7 +286,7 @@ def test_named_nodes_on_one_machine_share_its_cores() -> None:
 
     last = node_among(3, hosts)
 
-    assert last == Node("b", 1, 2, 1, 2, cores=2)
+    assert last == Node("b", 1, 2, 2)
 
 
 def test_a_named_node_may_span_machines() -> None:

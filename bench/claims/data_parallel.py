@@ -134,7 +134,7 @@ def _join(options: Options, scratch: Path) -> tuple[int, Path]:
     warnings.simplefilter("ignore")  # of Chainer about its dependencies
     comm, node = overlapiter.mpi.create_communicator(options.communicator), this_node()
     folders = comm.mpi_comm.allgather((node.name, scratch))
-    options.nodes, options.ranks = [node.count], [node.local_size]
+    options.nodes, options.ranks = [len({name for name, _ in folders})], [node.local_size]
     options.readers = options.readers or node.cores
     return comm.rank, next(folder for name, folder in folders if name == node.name)
 

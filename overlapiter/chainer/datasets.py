@@ -181,10 +181,6 @@ class ZippedImages(chainer_datasets.ZippedImageDataset):
 known_paths.register(ZippedImages, known_paths.dispatch(chainer_datasets.ZippedImageDataset))
 
 
-def _empty_zipped_images() -> ZippedImages:
-    return ZippedImages.__new__(ZippedImages)
-
-
 class DatasetPickler(pickle.Pickler):
     """Pickles a dataset with the long lists of Chainer's image datasets packed."""
 
@@ -196,7 +192,7 @@ class DatasetPickler(pickle.Pickler):
             return NotImplemented
         reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
         if reduced[1] == (chainer_datasets.ZippedImageDataset,):
-            reduced[:2] = _empty_zipped_images, ()
+            reduced[:2] = object.__new__, (ZippedImages,)
         if len(reduced) > 2 and isinstance(reduced[2], dict):
             reduced[2] = {name: _packed(name, value) for name, value in reduced[2].items()}
         return tuple(reduced)

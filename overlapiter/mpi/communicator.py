@@ -56,9 +56,8 @@ def create_communicator(
         BindingWarning: The launcher binds the ranks of a node to few of its cores.
     """
     abort_on_failure()  # first: importing a broken CuPy, for example, may fail on one rank alone
-    import overlapiter.chainer  # noqa: F401  # says what to do where Chainer is missing
-
     start_forkserver()
+    import overlapiter.chainer  # noqa: F401, I001  # first: says what to do where Chainer is missing
     import chainermn
     from mpi4py import MPI
 

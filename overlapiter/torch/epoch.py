@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch._utils import ExceptionWrapper
 from torch.utils import data
@@ -189,7 +188,7 @@ class Epoch(_BaseDataLoaderIter):
         if not _is_sent(keys):
             return
         indices = as_indices(keys, self._counting)
-        epochs = np.broadcast_to(np.int64(self._progress.number), len(indices))
+        epochs = self._progress.epochs(self._position, len(indices))
         position = self._progress.number * self._order_size + self._position
         self._pipeline.submit(IndexList(indices, epochs, position))
         self._position += len(indices)

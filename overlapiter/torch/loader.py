@@ -145,11 +145,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     ) -> DataLoader[T]:
         """Return a loader with the arguments of another one, which a library has made.
 
-        Args:
-            other: The other loader.
-            staging: As for the class, and so are the others.
-            seed: See there.
-            bad_examples: See there.
+        The further arguments are those of the class.
         """
         is_batching_itself = other.batch_size is None and other.batch_sampler is not None
         names = (

@@ -22,10 +22,15 @@ class Seeded:
     """A dataset whose examples each see a random state of their own, in this process.
 
     These states follow from the seed, the epoch and the index.
+
+    Attributes:
+        epochs: Those of the examples that are asked for next.
     """
 
-    def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
-        self._dataset, self._seed, self._epoch = dataset, seed, epoch
+    epochs: Iterator[int]
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
         self._face = Face(dataset)
         if fetches_whole(dataset):
             self.__getitems__ = self._whole  # PyTorch calls it where it finds it
@@ -36,13 +41,13 @@ class Seeded:
         return self._dataset[index]
 
     def _whole(self, indices: Any) -> Any:
-        indices = list(indices)
-        self._put_seed(indices[0] if indices else 0)
+        if indices:
+            self._put_seed(indices[0])
         return self._dataset.__getitems__(indices)
 
     def _put_seed(self, index: Any) -> None:
         (number,) = as_indices([index], "seed")
-        seed_torch(self._face.seed_example(self._seed, self._epoch, int(number)))
+        seed_torch(self._face.seed_example(self._seed, next(self.epochs), int(number)))
 
 
 @contextlib.contextmanager
@@ -61,6 +66,7 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
     """Asks the dataset in this process, as PyTorch does without workers."""
 
     _sampler_iter: Iterator[Any]
+    _seeded: Seeded | None = None
 
     def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._progress = loader._set_out()
@@ -70,9 +76,8 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
             self._progress.has_base_seed = False
             self._sampler_iter = iter(self._index_sampler)
         if loader.seed is not None:
-            epoch = self._progress.number
             fetcher = self._dataset_fetcher
-            fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
+            fetcher.dataset = self._seeded = Seeded(loader.dataset, loader.seed)
             fetcher.fetch = undisturbed()(fetcher.fetch)
         if state is None:
             return
@@ -88,5 +93,11 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
         except StopIteration:
             self._progress.is_over = True
             raise
+        position = self._progress.position
+        if self._seeded is not None and self._auto_collation:
+            keys = list(keys)
         self._progress.count(keys)
+        if self._seeded is not None:
+            n = self._progress.position - position
+            self._seeded.epochs = iter(self._progress.epochs(position, n).tolist())
         return keys

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils import data
 
 from overlapiter.errors import OptionError
@@ -41,6 +44,7 @@ class Progress:
         scattered: Its order, its place of resumption, and the order of the whole epoch, where the
             sampler is an :class:`OrderedSampler`.
         is_over: Whether the epoch is.
+        epoch_size: Examples after which the next epoch begins, for a sampler that gives more.
     """
 
     def __init__(self, loader: data.DataLoader[Any]) -> None:
@@ -48,11 +52,14 @@ class Progress:
         self.has_base_seed = True
         sampler = samplers_of(loader)[-1]
         self.sampler_epoch = epoch_of(sampler)
-        self.number = max(loader._n_begun, self.sampler_epoch or 0)
+        self.number: int = max(loader._n_begun, self.sampler_epoch or 0)
         self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
+        self.epoch_size = _epoch_size_of(loader)
         if isinstance(sampler, OrderedSampler):
             self.number = sampler.epoch
-            self.scattered = sampler.order, sampler.start, sampler.whole()
+            whole = sampler.whole()
+            self.scattered = sampler.order, sampler.start, whole
+            self.epoch_size = max(1, len(whole))  # that of the rest is less
         self.n_taken = self.n_examples = 0
         self.is_over = False
 
@@ -65,6 +72,21 @@ class Progress:
     def position(self) -> int:
         """Examples of the epoch before the next mini-batch."""
         return self.n_examples + (0 if self.scattered is None else self.scattered[1])
+
+    def epochs(self, position: int, n: int) -> NDArray[np.int64]:
+        """Return the epochs of ``n`` examples from a position on, for their random states."""
+        return self.number + (position + np.arange(n)) // self.epoch_size
+
+
+def _epoch_size_of(loader: data.DataLoader[Any]) -> int:
+    """Return how many examples the dataset has, or a pass of the sampler where that is fewer."""
+    *outer, sampler = samplers_of(loader)
+    gives_keys = outer or not loader._auto_collation  # and not mini-batches
+    sizes = size_of(loader.dataset), size_of(sampler) if gives_keys else -1
+    size = min((each for each in sizes if each > 0), default=sys.maxsize)
+    if outer and type(outer[-1]) is data.BatchSampler and outer[-1].drop_last:
+        size -= size % outer[-1].batch_size
+    return max(1, size)
 
 
 #: What :meth:`DataLoader.state_dict` returns: what is in a :class:`Progress` as plain numbers and
@@ -162,15 +184,11 @@ def resumed(loader: data.DataLoader[Any]) -> Iterator[State | None]:
         sampler.resumed = sampler.order.resume(scattered, size_of(loader.dataset))
     elif state["sampler_epoch"] is not None:
         sampler.set_epoch(state["sampler_epoch"])
-    if state["draws"] is None:
-        yield {**state, "n_taken": 0}
-        loader._resume = None  # an epoch that cannot begin is tried again from here
-        return
-    before, draws = torch.get_rng_state(), Draws(*state["draws"])
+    before, draws = torch.get_rng_state(), Draws(*state["draws"] or (None, []))
     put_draws(loader, draws)
     try:
-        yield state
-        loader._resume = None
+        yield {**state, "n_taken": 0} if state["scattered"] else state
+        loader._resume = None  # an epoch that cannot begin is tried again from here
     finally:
         if draws.global_state is not None:
             torch.set_rng_state(before)

@@ -23,7 +23,8 @@ def test_what_was_left_out_is_loaded_when_it_is_used(tmp_path: Path, use: str) -
     if "scipy" in use:
         pytest.importorskip("scipy")
     body = f"""
-import sys
+import os, sys
+os.environ["OVERLAPITER_WORLD"] = "0/1"  # as in a worker process
 from overlapiter.chainer import preload
 import chainer, numpy
 print("chainer.functions.activation" in sys.modules, chainer.Variable(numpy.ones(2, "f"))[0] + 1)

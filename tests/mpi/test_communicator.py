@@ -101,8 +101,6 @@ def test_each_rank_knows_who_shares_its_node(ranks: list[Any]) -> None:
             "name": f"node-{rank // 2}",
             "local_rank": rank % 2,
             "local_size": 2,
-            "index": rank // 2,
-            "count": 2,
             "cores": n_cores,
         }
         for rank in range(4)

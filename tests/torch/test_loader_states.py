@@ -400,3 +400,34 @@ def test_with_a_seed_the_random_state_of_an_example_depends_on_nothing_else(
     assert_same(found[0], found[1])
     assert_same(found[0], found[2])
     assert str(found[0][0]) != str(found[0][1])
+
+
+class Endless:
+    """A batch sampler whose iteration lasts the whole run, as timm and YOLO have it."""
+
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from self.sampler
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_with_a_seed_each_pass_of_an_endless_sampler_is_an_epoch(
+    plain_pair: Pair, n_workers: int, drop_last: bool
+) -> None:
+    def make(kind: Any) -> Any:
+        sampler = data.DistributedSampler(range(20), num_replicas=2, rank=1, shuffle=False)
+        batches = data.BatchSampler(sampler, 4, drop_last)
+        options = {"batch_sampler": kind(batches), "seed": 8, "num_workers": n_workers}
+        return plain_pair.ours(D.Made("drawn", 20), **options)
+
+    plain, endless, resumed = make(list), make(Endless), make(Endless)
+    iterator = iter(endless)
+    epochs = [list(plain) for _ in range(3)]
+    passes = [[next(iterator) for _ in epoch] for epoch in epochs]
+    assert_same(passes, epochs)
+    resumed.load_state_dict(saved(endless.state_dict()))
+    assert_same(next(iter(resumed)), next(iterator))
