@@ -103,6 +103,7 @@ class Crew(Generic[ItemT, ResultT]):
         self._done = queue.SimpleQueue()
         self._working: dict[int, Part[ItemT]] = {}  # by thread, as the following
         self._asking: dict[int, tuple[str, float]] = {}
+        self._lock = threading.Lock()  # of whether a thread is given up
         self._n_lost = 0
         self._is_stopped = False
 
@@ -122,7 +123,9 @@ class Crew(Generic[ItemT, ResultT]):
             try:
                 return question()
             finally:
-                if self._asking.pop(me, None) is None:
+                with self._lock:
+                    is_given_up = self._asking.pop(me, None) is None
+                if is_given_up:
                     threading.Event().wait()  # the files may have been worked on again
         except OSError as error:
             self.reasons[path] = error.strerror or str(error)
@@ -197,14 +200,20 @@ class Crew(Generic[ItemT, ResultT]):
         since = time.monotonic() - self._timeout_seconds
         for thread, asked in list(self._asking.items()):
             path, asked_seconds = asked
-            # It may have had its answer, and asked for another file, since the list was made.
-            if asked_seconds < since and self._asking.get(thread) is asked:
-                del self._asking[thread]
+            if asked_seconds < since and self._is_given_up(thread, asked):
                 part = self._working.pop(thread)
                 self._give_up(part)
                 self._n_lost += 1
                 self.resize(self._n_threads)
                 yield path, part
+
+    def _is_given_up(self, thread: int, asked: tuple[str, float]) -> bool:
+        """Give a thread up, unless it has had its answer by now, and asks something else."""
+        with self._lock:
+            is_late = self._asking.get(thread) is asked
+            if is_late:
+                del self._asking[thread]
+            return is_late
 
     def resize(self, n_threads: int) -> None:
         """Work on so many parts at the same time from now on."""

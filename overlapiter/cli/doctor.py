@@ -63,13 +63,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Findings(NamedTuple):
     """What was measured; of the data set the size is an estimate, if all its files are known.
 
-    ``unread`` are files that could not be read, with the reasons.
+    ``unread`` are files that could not be read, and folders that could not be listed, with the
+    reasons.
     """
 
     source: str
     directory: str | None
     levels: list[sourcespeed.Level]
     unread: dict[str, str]
+    mean_bytes: float
     dataset_bytes: float | None
     node: probe.Node
     disk: probe.DiskSpeed | None = None
@@ -126,6 +128,7 @@ def _plain(value: Any) -> Any:
 def _measured(source: str, directory: str | None, arguments: argparse.Namespace) -> _Findings:
     """Measure what the source gives, and look at this node."""
     options, is_whole = storage_options(arguments), True
+    unlisted: dict[str, str] = {}
     origin: Origin = sourcespeed.UncachedOrigin()
     if is_url(source):
         origin = origin_of(source, options, MAX_READS_IN_FLIGHT)
@@ -138,26 +141,27 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         raise UsageError("for a source that is a URL, name a LIST of files")
     else:
         _say_at("files below the source")
-        paths, is_whole = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
+        paths, is_whole, unlisted = sourcespeed.find_files(
+            source, arguments.seconds * _FINDING_SHARE
+        )
     if not paths:
         raise CommandError(
             f"no file is found below {source}; check --source, whether you may read it, and LIST"
         )
 
     for_seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread = sourcespeed.measure(
+    levels, unread, mean_bytes = sourcespeed.measure(
         origin, paths, for_seconds, lambda n: _say_at(f"the slow store, reads in flight: {n}")
     )
-    n_files = sum(level.n_files for level in levels)
-    if not n_files:
+    if not levels:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))
         raise CommandError(f"no file can be read, {path} for example ({reason}); check LIST")
-    mean_bytes = sum(level.n_bytes for level in levels) / n_files
     return _Findings(
         source,
         directory,
         levels,
-        unread,
+        unlisted | unread,
+        mean_bytes,
         dataset_bytes=mean_bytes * len(paths) if is_whole else None,
         node=probe.look_at_node(),
     )
@@ -165,8 +169,7 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
 
 def _with_disk(found: _Findings, directory: str, for_seconds: float) -> _Findings:
     """Measure the disk of the staging directory, too."""
-    best = advice.most_held(found.levels)
-    file_bytes = max(1, best.n_bytes // best.n_files)
+    file_bytes = max(1, round(found.mean_bytes))
     try:
         with probe.scratch(directory) as folder:
             _say_at("the staging disk")

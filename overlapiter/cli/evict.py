@@ -119,7 +119,8 @@ def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Na
         return inventory.files(sources, pattern=pattern, order=order)
     source = place.only_one(sources)
     given = source.root if arguments.source is None else source_root(arguments.source)
-    paths = read_list(arguments.list, given, is_null=arguments.null).paths
+    # What is staged is known without the source, and what is not costs nothing.
+    paths = read_list(arguments.list, given, "either", is_null=arguments.null).paths
     key_of = keys_of(given, source.place, source.root)
     return inventory.files([source], keys=[*map(key_of, paths)])
 

@@ -50,8 +50,9 @@ def read_list(
         source: Relative entries are relative to this.
         labels: ``"yes"`` if each line is ``path label``, ``"no"`` if it is a path, ``"auto"`` to
             tell line by line: a number at the end is a label, unless the line is the name of a
-            file. Some lines are looked up at the source for this, not all.
-        is_null: Whether a null byte ends an entry, and ``"auto"`` stands for ``"no"``.
+            file. Some lines are looked up at the source for this, not all. ``"either"`` names
+            both, with the number and without it, and looks nothing up.
+        is_null: Whether a null byte ends an entry, and has no label.
         timeout_seconds: How long the source may take to answer.
 
     Raises:
@@ -70,6 +71,8 @@ def read_list(
         raise UsageError(f"{called} is empty; give one path a line")
     if labels == "auto" and not is_null:
         lines = _without_labels(lines, source, timeout_seconds)
+    if labels == "either" and not is_null:
+        lines += [name for name, is_labelled in map(_parted, lines) if is_labelled]
     paths: dict[str, None] = {}
     outside = []
     for entry in dict.fromkeys(map(os.fsdecode, lines)):
@@ -102,6 +105,12 @@ def _of_pairs(lines: list[bytes], called: str) -> Iterator[bytes]:
         yield path
 
 
+def _parted(line: bytes) -> tuple[bytes, bool]:
+    """Return a line without the number at its end, and whether there is one."""
+    name, *label = line.rsplit(None, 1)
+    return name, bool(label) and label[0].lstrip(b"+-").isdigit()
+
+
 def _without_labels(lines: list[bytes], source: str, timeout_seconds: float) -> list[bytes]:
     """Return the lines without the labels that some have.
 
@@ -111,8 +120,7 @@ def _without_labels(lines: list[bytes], source: str, timeout_seconds: float) -> 
     names = []
     n_looks = 0 if is_url(source) else _LOOKS
     for line in lines:
-        name, *label = line.rsplit(None, 1)
-        is_labelled = bool(label) and label[0].lstrip(b"+-").isdigit()
+        name, is_labelled = _parted(line)
         if is_labelled and n_looks:
             n_looks -= 1
             path = os.path.join(source, os.fsdecode(line))

@@ -92,19 +92,18 @@ def _measured(path: str) -> _Measured:
         with open(path) as file:
             profile = json.load(file)
         n_cores, capacity = profile["node"]["n_cores"], profile["recommended"]["capacity"]
-        levels, disk = profile["levels"], profile["disk"]
-        mean_bytes = sum(x["n_bytes"] for x in levels) / sum(x["n_files"] for x in levels)
+        levels, disk, mean_bytes = profile["levels"], profile["disk"], profile["mean_bytes"]
         if not mean_bytes:
             raise ValueError("all files that it has read are empty")
-        best = max(levels, key=lambda level: level["bytes_per_second"])
-        cpu_seconds, disk_rate = best["cpu_seconds"] / best["n_files"], 1e12
+        held = max(levels, key=lambda level: level["seconds"])  # as doctor recommends
+        cpu_seconds, disk_rate = held["cpu_seconds"] / held["n_bytes"] * mean_bytes, 1e12
         if disk is not None:
             cpu_seconds += disk["small_cpu_seconds"]
             # By as many readers as there are cores.
             small = disk["small_bytes"] / max(disk["small_read_seconds"], 1e-9) * n_cores
             disk_rate = min(disk["read_bytes_per_second"], small)
         # Copying takes cores; the store cannot bring more than they copy.
-        store_rate = min(best["bytes_per_second"], n_cores / max(cpu_seconds, 1e-9) * mean_bytes)
+        store_rate = min(held["bytes_per_second"], n_cores / max(cpu_seconds, 1e-9) * mean_bytes)
         dataset_bytes = profile["dataset_bytes"] or 0
     except (OSError, ArithmeticError, ValueError, LookupError, TypeError) as error:
         raise UsageError(

@@ -70,7 +70,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
     Returns:
         For each step: ``seconds`` since the first mini-batch was asked for, the share of the time
         that a trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
-        it gave, and mini-batches ``ready``; the last two as they were known last.
+        it gave, and mini-batches ``ready`` for a trainer; the last two as they were known last.
     """
     waits = [event for event in events if event["name"] == _WAIT and event["ph"] == "X"]
     if not waits:
@@ -80,12 +80,13 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
     end = max(event["ts"] + event["dur"] for event in waits)
     n_steps = max(1, min(_STEPS, len(waits) // _STEP_BATCHES))
     edges = np.linspace(begin, max(end, begin + n_steps), n_steps + 1)
+    n_trainers = len({event["pid"] for event in waits})
     columns = {
         "seconds": (edges[:-1] + edges[1:] - 2 * begin) / 2e6,
-        "waited": _shares(waits, edges) / len({event["pid"] for event in waits}),  # of all ranks
+        "waited": _shares(waits, edges) / n_trainers,
         "reads": _shares(reads, edges),
         "mb_per_second": _levels(events, _SPEED, edges),
-        "ready": _levels(events, _READY, edges),
+        "ready": _levels(events, _READY, edges) / n_trainers,
     }
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     return [dict(zip(columns, row, strict=True)) for row in rows]
@@ -101,9 +102,16 @@ def _shares(events: list[dict[str, Any]], edges: Floats) -> Floats:
 
 
 def _levels(events: list[dict[str, Any]], name: str, edges: Floats) -> Floats:
-    """Return the mean of a counter in each step; where it has none, that of the step before."""
-    counts = [(e["ts"], *e["args"].values()) for e in events if (e["ph"], e["name"]) == ("C", name)]
-    at, values = np.array(counts, float).reshape(-1, 2).T
-    sums, numbers = (np.histogram(at, edges, weights=w)[0] for w in (values, None))
-    last = np.maximum.accumulate(np.where(numbers > 0, np.arange(len(numbers)), -1))
-    return np.where(last < 0, 0.0, (sums / np.maximum(numbers, 1))[last])
+    """Return the mean of a counter in each step, added up over the processes that have one.
+
+    Where a process has none, that of the step before.
+    """
+    counts = [(e["pid"], e["ts"], *e["args"].values()) for e in events if e["name"] == name]
+    pids, at, values = np.array(counts, float).reshape(-1, 3).T
+    levels = np.zeros(len(edges) - 1)
+    for pid in np.unique(pids):
+        here = pids == pid
+        sums, n = (np.histogram(at[here], edges, weights=w)[0] for w in (values[here], None))
+        last = np.maximum.accumulate(np.where(n > 0, np.arange(len(n)), -1))
+        levels += np.where(last < 0, 0.0, (sums / np.maximum(n, 1))[last])
+    return levels

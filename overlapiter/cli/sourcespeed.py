@@ -25,8 +25,8 @@ _MOST_FILES = 200_000
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 
-#: Files, their bytes, and how long reading them took.
-_Sizes = tuple[int, int, float]
+#: Files, bytes that were read of them, how long that took, and bytes that they have.
+_Sizes = tuple[int, int, float, int]
 
 
 class Level(NamedTuple):
@@ -53,32 +53,40 @@ class UncachedOrigin(LocalOrigin):
         return file
 
 
-def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
-    """Look for files below a mounted source, for so long at most; return if these are all.
+def find_files(source: str, seconds: float) -> tuple[list[str], bool, dict[str, str]]:
+    """Look for files below a mounted source, for so long at most.
 
     A link to a folder is followed, but of several that lead to one folder only the first.
+
+    Returns:
+        The files; whether these are all; why folders could not be listed, by their paths.
     """
     deadline = time.monotonic() + seconds
     paths: list[str] = []
     folders = [source]
+    unlisted: dict[str, str] = {}
     linked: set[tuple[int, int]] = set()
 
     def look() -> bool:
         while folders:
-            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    if time.monotonic() > deadline or len(paths) == _MOST_FILES:
-                        return False
-                    if not _is_folder(entry):
-                        paths.append(entry.path)
-                    elif _is_new(entry, linked):
-                        folders.append(entry.path)
-        return True
+            folder = folders.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if time.monotonic() > deadline or len(paths) == _MOST_FILES:
+                            return False
+                        if not _is_folder(entry):
+                            paths.append(entry.path)
+                        elif _is_new(entry, linked):
+                            folders.append(entry.path)
+            except OSError as error:
+                unlisted[folder] = error.strerror or str(error)
+        return not unlisted
 
     is_all = False
     with contextlib.suppress(CommandError):  # what has been found by then is enough
         is_all = answered(source, look, seconds)
-    return [*paths], is_all
+    return [*paths], is_all, {**unlisted}
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -98,7 +106,7 @@ def _is_new(folder: os.DirEntry[str], linked: set[tuple[int, int]]) -> bool:
 
 def measure(
     origin: Origin, paths: Sequence[str], seconds: float, begin: Callable[[int], None]
-) -> tuple[list[Level], dict[str, str]]:
+) -> tuple[list[Level], dict[str, str], float]:
     """Read files in random order, none twice, for so long at most.
 
     As many reads are in flight as a run would have that waits for all of them.
@@ -110,7 +118,8 @@ def measure(
         begin: Called with the number of reads in flight before each.
 
     Returns:
-        What each number of reads brought; why files could not be read, by their paths.
+        What each number of reads brought; why files could not be read, by their paths; the mean
+        size in bytes of those that were, of which large ones may not have been read to their end.
     """
     most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
     in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
@@ -122,6 +131,7 @@ def measure(
     parts: Iterator[Part[None]] = ({path: None} for path in random.sample(paths, len(paths)))
     in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, parts)
     counts = before = started, 0, 0, 0.0, time.process_time()
+    whole_bytes = 0
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
 
     def note() -> None:
@@ -137,6 +147,7 @@ def measure(
                 silent |= dict.fromkeys(part, crew.silence)
                 continue
             n_files, n_bytes, read_seconds = map(operator.add, counts[1:4], sizes)
+            whole_bytes += sizes[3]
             counts = time.monotonic(), n_files, n_bytes, read_seconds, time.process_time()
             if counts[0] > before[0] + _LOOK_SECONDS:
                 note()
@@ -146,7 +157,8 @@ def measure(
                     crew.resize(in_flight.n_reads)
     note()
     unread = {path: reason for path, reason in crew.reasons.items() if reason}
-    return [_level(*each) for each in sorted(sums.items()) if each[1][1]], unread | silent
+    levels = [_level(*each) for each in sorted(sums.items()) if each[1][1]]
+    return levels, unread | silent, whole_bytes / max(counts[1], 1)
 
 
 def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes:
@@ -154,17 +166,18 @@ def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes
     (path,) = part
     n_bytes, began_seconds = 0, time.monotonic()
     if began_seconds > deadline:
-        return 0, 0, 0.0
+        return 0, 0, 0.0, 0
     try:
         with crew.open(path) as file:
-            file.stat()
+            size_bytes = file.stat().size_bytes
             while piece := file.read(_CHUNK_BYTES):
                 n_bytes += len(piece)
                 if time.monotonic() > deadline:
                     break
     except OSError:  # the crew has noted why
-        return 0, 0, 0.0
-    return 1, n_bytes, time.monotonic() - began_seconds
+        return 0, 0, 0.0, 0
+    # Not every store tells the size.
+    return 1, n_bytes, time.monotonic() - began_seconds, max(size_bytes, n_bytes)
 
 
 def _level(n_reads: int, sums: Sequence[float]) -> Level:

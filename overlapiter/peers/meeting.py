@@ -45,7 +45,7 @@ class Rendezvous:
         size: The number of ranks.
 
     Raises:
-        OptionError: There is no such rank, or others can write the directory.
+        OptionError: There is no such rank, the directory cannot be made, or others can write it.
     """
 
     def __init__(self, directory: str | os.PathLike[str], rank: int, size: int) -> None:
@@ -54,9 +54,16 @@ class Rendezvous:
         self.rank = rank
         self.size = size
         self._directory = os.path.abspath(os.fspath(directory))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self._directory, 0o700)
-        found = os.stat(self._directory)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._directory, 0o700)
+            found = os.stat(self._directory)
+        except OSError as error:
+            raise OptionError(
+                "peers",
+                f"{self._directory} cannot be made ({error.strerror}); name a directory whose "
+                "parent all ranks see, and where you may write",
+            ) from error
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise OptionError(
                 "peers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from overlapiter.cli import probe
+from overlapiter.cli.main import main
 from tests.chainer.scripts import wait_until
 
 from .commands import ENVIRONMENT, hanging_command, overlapiter, run, slow_command
@@ -131,6 +133,35 @@ def test_a_source_that_cannot_be_listed_in_time_is_measured_as_far_as_it_was(man
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert sum(level["n_files"] for level in found["levels"]) > 0
+    assert found["dataset_bytes"] is None
+
+
+def test_large_files_count_as_a_whole_though_there_is_no_time_to_read_them(tmp_path) -> None:
+    for n in range(40):
+        with open(tmp_path / f"{n}.tar", "wb") as file:
+            file.truncate(5_000_000)
+    found = measured(tmp_path, 0.0, 1e7, "--seconds", 3)
+    assert found["mean_bytes"] == 5_000_000
+    assert found["dataset_bytes"] == 40 * 5_000_000
+    level = max(found["levels"], key=lambda level: level["n_bytes"])
+    assert level["n_bytes"] < 4_000_000 * level["n_files"]
+
+
+def test_a_folder_that_cannot_be_listed_is_named(many, tmp_path, monkeypatch) -> None:
+    (many / "sick").mkdir()
+    scandir = os.scandir
+
+    def list_folder(path: str) -> Any:
+        if path.endswith("sick"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", list_folder)
+    profile = tmp_path / "node.json"
+    words = ["--source", str(many), "--seconds", "2", "--save", str(profile)]
+    assert main(["doctor", *words]) == 0
+    found = json.loads(profile.read_text())
+    assert found["unread"] == {f"{many}/sick": "Input/output error"}
     assert found["dataset_bytes"] is None
 
 

@@ -119,6 +119,15 @@ def test_the_files_of_a_list_go(source, fast) -> None:
     assert len(staged_paths(fast)) == N_FILES - 2
 
 
+def test_a_list_is_understood_without_its_source(source, fast) -> None:
+    (source / "scan 12").write_text("a number at the end of its name")
+    overlapiter("stage", "-", "--source", source, "--to", fast, stdin="scan 12\n")
+    source.rename(source.with_name("unmounted"))
+    done = overlapiter("evict", fast, "-", stdin="scan 12\nc0/0.bin 7\n")
+    assert done.stdout.startswith("removed 2 files"), done.stderr
+    assert len(staged_paths(fast)) == N_FILES - 1
+
+
 def test_the_files_of_a_pattern_go(source, fast) -> None:
     assert "10 files" in overlapiter("evict", fast, "--matching", "c0").stdout
     assert "1 file" in overlapiter("evict", fast, "--matching", f"{source}/c1/1.*").stdout

@@ -17,6 +17,7 @@ DISK = {"read_bytes_per_second": 5e8, "small_bytes": 100_000, "small_read_second
 DISK |= {"small_cpu_seconds": 1e-4}
 PROFILE = {
     "levels": [LEVEL],
+    "mean_bytes": 100_000.0,
     "disk": DISK,
     "node": {"n_cores": 4},
     "dataset_bytes": 1e9,
@@ -50,6 +51,12 @@ def test_nodes_that_hold_all_together_read_the_store_once(profile) -> None:
     assert sum(parts) == pytest.approx(1e9, rel=0.01)
     assert found["run_store_bytes"] == pytest.approx(1e9, rel=0.01)
     assert found["others_run_seconds"]["the store alone"] == pytest.approx(100, rel=0.01)
+
+
+def test_the_store_gives_what_it_gave_for_the_longest_time(profile) -> None:
+    lucky = {**LEVEL, "n_reads": 91, "seconds": 0.1, "bytes_per_second": 9e7}
+    profile.write_text(json.dumps({**PROFILE, "levels": [LEVEL, lucky]}))
+    assert planned(profile)["job"]["store_rate"] == 5e7
 
 
 def test_of_what_does_not_fit_the_rest_is_read_again_and_more_room_mends_it(profile) -> None:
@@ -121,8 +128,8 @@ def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:
         ('{"levels": []}', [], "make one: overlapiter doctor"),
         (json.dumps({**PROFILE, "dataset_bytes": None}), [], "give --dataset"),
         (json.dumps({"levels": [LEVEL]}), [], "is no profile ('node')"),
-        (json.dumps({**PROFILE, "levels": [{"n_bytes": 1}]}), [], "is no profile ('n_files')"),
-        (json.dumps({**PROFILE, "levels": [{**LEVEL, "n_bytes": 0}]}), [], "read are empty"),
+        (json.dumps({**PROFILE, "levels": [{"n_bytes": 1}]}), [], "is no profile ('seconds')"),
+        (json.dumps({**PROFILE, "mean_bytes": 0.0}), [], "read are empty"),
         (json.dumps(PROFILE), ["--nodes", "0"], "--nodes: 0 is too small"),
         (json.dumps(PROFILE), ["--dataset", "0"], "the size of the data set is not known"),
         (json.dumps(PROFILE), ["--store-limit", "0"], "--store-limit: give more than 0 bytes/s"),

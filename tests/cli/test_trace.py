@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -118,6 +119,20 @@ def test_the_trainers_of_a_joined_trace_wait_what_they_do_on_average(trace, tmp_
     steps = json.loads(overlapiter("plot", joined, "--json").stdout)
     mean = sum(step["waited"] for step in steps) / len(steps)
     assert mean == pytest.approx((0.25 + 0.5) / 2, abs=0.03)
+
+
+def test_what_the_ranks_of_a_joined_trace_get_is_added_up(tmp_path) -> None:
+    begin = time.monotonic_ns()
+    for rank, speed in ((0, 10), (1, 30)):
+        with tracing.begin_trace(tmp_path / "out.json", "trainer", rank=rank) as made:
+            for step in range(4):
+                made.add("wait", "trainer", begin + step * MS, begin + (step + 900) * MS, step)
+            made.counter("mini-batches ready", ready=rank + 1)
+            made.counter("slow store, MB/s", given=speed)
+    joined = tmp_path / "all.json"
+    overlapiter("trace", tmp_path / "out.json", tmp_path / "out.rank1.json", "--output", joined)
+    steps = json.loads(overlapiter("plot", joined, "--json").stdout)
+    assert {(step["mb_per_second"], step["ready"]) for step in steps} == {(40.0, 1.5)}
 
 
 def test_without_matplotlib_a_plot_says_what_can_be_had(trace, monkeypatch, capsys) -> None:

@@ -93,6 +93,11 @@ def test_a_rank_beyond_the_number_of_ranks_is_refused(tmp_path: Path) -> None:
         Rendezvous(tmp_path / "meet", 2, 2)
 
 
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"peers: .*meet cannot be made \(No such file"):
+        Rendezvous(tmp_path / "nowhere" / "meet", 0, SIZE)
+
+
 def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
     (tmp_path / "meet").chmod(0o777)
