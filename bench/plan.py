@@ -13,6 +13,7 @@ from bench.harness import claim
 from bench.harness.isolated import CHECKOUT
 from bench.harness.options import NotPossibleError
 from bench.harness.tables import markdown, rows_in
+from bench.loaders.report import chief_rows
 
 
 class Experiment(NamedTuple):
@@ -136,15 +137,23 @@ def documents() -> list[Path]:
     return [CHECKOUT / "README.md", claim.RESULTS / "README.md", *sorted(docs)]
 
 
+def _shown(result: dict, kind: str) -> str:
+    """Return a table of a result, or in words the place where it was measured."""
+    if kind == "place":
+        return claim.place_of(result)
+    tables = {**claim.tables_of(result["benchmark"]), "chief": chief_rows}
+    return markdown(rows_in(result, tables[kind]))
+
+
 def renewed(text: str) -> str:
     """Return a document with all its tables made anew."""
 
     def block(match: re.Match[str]) -> str:
-        if match[2] == "plan":
-            return f"{match[1]}{markdown(rows())}\n{match[4]}"
-        result = claim.with_targets(json.loads((claim.RESULTS / match[2]).read_text()))
-        found = rows_in(result, claim.tables_of(result["benchmark"])[match[3]])
-        return f"{match[1]}{markdown(found)}\n{match[4]}"
+        head, name, kind, end = match.groups()
+        if name == "plan":
+            return f"{head}{markdown(rows())}\n{end}"
+        result = claim.with_targets(json.loads((claim.RESULTS / name).read_text()))
+        return f"{head}{_shown(result, kind)}\n{end}"
 
     return _BLOCK.sub(block, text)
 

@@ -52,7 +52,8 @@ def scatter_order(
     Collective: it blocks until each rank has sent the others a few bytes. Nothing else is sent.
 
     Args:
-        comm: A communicator of ChainerMN or of mpi4py.
+        comm: A communicator of ChainerMN or of mpi4py, an :class:`overlapiter.Rendezvous`, or an
+            ``overlapiter.torch.Communicator``.
         seed: The orders follow from it alone; the same on all ranks. With None rank 0 draws one,
             which that of a snapshot replaces.
         shuffle: Whether each epoch has an order of its own; otherwise all are ascending.

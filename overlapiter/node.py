@@ -47,6 +47,9 @@ _WORLDS = {
     "PALS_RANKID": "",
     "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
 }
+#: What torchrun sets: not in the table above, since its processes are no ranks of MPI. RANK alone
+#: may mean anything.
+_TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +143,9 @@ def program_words(pid: int) -> list[str]:
 
 def launched_rank() -> int | None:
     """Return the rank that the launcher has given this process; None where it tells none."""
-    told = (os.environ.get(name, "") for name in _WORLDS)
+    told = [os.environ.get(name, "") for name in _WORLDS]
+    if os.environ.keys() >= _TORCHRUN:  # mpiexec or srun may have started it, once for each node
+        told.insert(0, os.environ["RANK"])
     return next((int(text) for text in told if text.isdecimal()), None)
 
 

@@ -174,8 +174,9 @@ class Staging:
         peers: How the ranks of a job find each other, so that their nodes give each other what
             they have staged: the communicator that ``scatter_order`` was given, a directory that
             all ranks see, or a store of ``torch.distributed``. Needs ``scatter_order``, or a
-            ``DistributedSampler`` of PyTorch's; making the iterator is collective then. None reads
-            from the source what is not staged on this node.
+            ``DistributedSampler`` of PyTorch's. Making the iterator is collective then; of a
+            ``DataLoader`` its first iteration is. None reads from the source what is not staged on
+            this node.
 
     Raises:
         OptionError: A value cannot work.

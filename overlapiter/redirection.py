@@ -78,7 +78,7 @@ def redirect(
 
     Args:
         module: Where it is found, ``"cv2"`` for example; it is not imported for this.
-        name: Its name there, ``"imread"``, or ``"VideoCapture.open"`` for a method.
+        name: Its name there, ``"imread"``, or ``"Class.method"`` for a method.
         keyword: The name of its first argument, for callers that give the path by name; needed
             where the signature does not tell.
         by_content: Whether it has read the file when it returns, and does not look at the ending of

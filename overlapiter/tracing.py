@@ -361,7 +361,7 @@ def trace(
 
     Args:
         path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
-        rank: Of this process in the job; None takes it from the variables of the MPI launcher.
+        rank: Of this process in the job; None takes it from the variables of the launcher.
         max_bytes: Bound of the file's size, see the module's text.
 
     Raises:

@@ -221,8 +221,22 @@ def test_iterators_take_the_trace_of_the_block_around_them(path: Path) -> None:
     assert not outer.is_on
 
 
-def test_a_rank_is_known_by_its_launcher(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+@pytest.mark.parametrize(
+    "variables",
+    [
+        pytest.param({"OMPI_COMM_WORLD_RANK": "2", "RANK": "7"}, id="mpiexec"),
+        pytest.param({"RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"}, id="torchrun"),
+        pytest.param(
+            {"SLURM_PROCID": "1", "RANK": "2", "LOCAL_RANK": "0", "WORLD_SIZE": "4"},
+            id="torchrun that srun has started once for each node",
+        ),
+    ],
+)
+def test_a_rank_is_known_by_its_launcher(
+    path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with tracing.trace(path) as trace:
         assert trace.file.rank == 2
     assert not path.exists()

@@ -145,6 +145,14 @@ def head(result: dict) -> str:
     return "\n".join(filter(None, lines))
 
 
+def place_of(result: dict) -> str:
+    """Return on which machine, store and data a result was measured."""
+    machine = result["machine"]
+    processor = f"{machine['cores']} cores, {machine['processor']}"
+    facts = filter(None, (processor, result.get("store"), result.get("data")))
+    return f"Measured on {'; '.join(facts)}."
+
+
 def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
     """Draw the figures of JSON files beside them; return their paths.
 

@@ -13,6 +13,11 @@ from bench.loaders.spec import LOADERS, PARTS
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
+#: The loaders that a newcomer asks for: ours, and the framework's own.
+_CHIEF = (
+    "overlap", "overlap-staged", "slow", "fast",
+    "overlap-torch", "overlap-torch-staged", "torch", "torch-local",
+)  # fmt: skip
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
@@ -139,6 +144,28 @@ def rate_rows(result: dict) -> list[list[str]]:
     if len({point["n_readers"] for point in points}) > 1:
         columns["readers"] = "{n_readers}"
     return table(points, columns)
+
+
+def chief_rows(result: dict) -> list[list[str]]:
+    """Return the rates of our loader, cold and staged, and of the framework's, slow and local.
+
+    Of several numbers of readers there are the first one and the fastest.
+    """
+    chosen = []
+    for loader in _CHIEF:
+        points = [p for p in result["points"] if p["loader"] == loader and not p.get("note")]
+        fastest = max(points, key=lambda p: median_of(p, "images_per_second"), default=None)
+        chosen += [point for point in points if point is points[0] or point is fastest]
+    return table(
+        chosen,
+        {
+            "loader": meaning_of,
+            "images/s": "{images_per_second:,.0f}",
+            "min to max": "{images_per_second.min:,.0f} to {images_per_second.max:,.0f}",
+            "first mini-batch, s": "{first_batch_seconds:.2f}",
+            "readers": "{n_readers}",
+        },
+    )
 
 
 #: Beside the rates, in which the points have their long names.

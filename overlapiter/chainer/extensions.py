@@ -78,7 +78,7 @@ class LoadingReport(training.Extension):
     ============================  ==============================================================
     ``wait_seconds``              how long the trainer waited for mini-batches in this interval
     ``wait_share``                the same, as a share of the time inside updates. Near 0: data is
-                                  there in time; near 1: the training could be that much faster
+                                  there in time; at 0.3 the training could take 30% less
     ``staged_share``              opens of source files that went to a staged copy, as a share of
                                   all. Below 1 after the first epoch: something is not staged.
                                   Only with an :class:`overlapiter.OverlapIterator` that stages

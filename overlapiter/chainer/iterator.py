@@ -80,8 +80,9 @@ class OverlapIterator(ProgressAttributes):
         dataset_timeout: Seconds of waiting that give a :class:`TimeoutWarning`; None for never.
         maxtasksperchild: Parts after which a file reader is replaced by a fresh one, or None.
         staging: Where to stage files; None reads them where they are.
-        seed: With it, the order of every epoch and the state of ``random`` and ``numpy.random``
-            that each example sees follow from (seed, epoch, index) alone.
+        seed: With it the state of ``random`` and ``numpy.random`` that each example sees follows
+            from (seed, epoch, index); so does the order, unless ``order_sampler`` or
+            ``shuffle=False`` says otherwise.
         bad_examples: ``"raise"`` raises what the dataset raised. ``"skip"`` leaves out examples
             that cannot be read, up to 1% of the dataset; :class:`overlapiter.Skip` sets another
             limit. Mini-batches are then shorter, and ``skipped`` lists the examples.

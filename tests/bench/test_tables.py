@@ -12,6 +12,7 @@ from bench import plan
 from bench.__main__ import main
 from bench.harness import claim
 from bench.harness.options import NotPossibleError
+from bench.loaders.report import chief_rows
 
 
 @pytest.mark.parametrize("path", plan.documents(), ids=lambda path: path.name)
@@ -39,6 +40,24 @@ def test_a_table_stands_between_two_comments(tmp_path, monkeypatch):
     assert lines[4] == "| speed | 0.95 | [0.91, 1.00] | 0.90 | met |"
     assert (lines[0], lines[-1]) == ("Before.", "After.")
     assert plan.renewed(plan.renewed(text)) == plan.renewed(text)
+
+
+def test_of_several_numbers_of_workers_the_first_and_the_fastest_are_shown():
+    points = [
+        {"loader": "torch", "n_readers": n, "runs": [{"images_per_second": rate}]}
+        for n, rate in ((2, 100), (8, 500), (16, 700), (32, 600))
+    ]
+    special = {"n_readers": 64, "runs": [{"images_per_second": 900}], "note": ", a special case"}
+    points.append({**points[0], **special})
+    for point in points:
+        point["runs"][0]["first_batch_seconds"] = 0.5
+    assert [row[-1] for row in chief_rows({"points": points})] == ["readers", "2", "16"]
+
+
+def test_a_document_says_where_a_result_was_measured():
+    machine = {"cores": 2, "processor": "AMD EPYC"}
+    place = claim.place_of({"machine": machine, "store": "FUSE mount: 10 ms per open"})
+    assert place == "Measured on 2 cores, AMD EPYC; FUSE mount: 10 ms per open."
 
 
 @pytest.mark.parametrize("experiment", plan.EXPERIMENTS, ids=lambda experiment: experiment.name)
