@@ -154,6 +154,8 @@ def prepare(directory: str) -> None:
         generation = make_generation(directory)
         with tempfile.TemporaryFile(dir=generation) as file:
             _try_locks(directory, file.fileno())
+    except StagingError:  # an OSError, too
+        raise
     except OSError as error:
         raise StagingError(
             directory,
