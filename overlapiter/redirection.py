@@ -51,6 +51,7 @@ _KNOWN = (
     Reader("cv2", "VideoCapture.open", "filename"),
     Reader("h5py", "File", "name"),
     Reader("netCDF4", "Dataset", "filename"),
+    Reader("numpy.lib._datasource", "open", "path"),  # by which loadtxt and genfromtxt open
     Reader("os", "open"),
     Reader("soundfile", "SoundFile", "file"),  # by which read, info and blocks open
     # By which read_image and decode_* open.

@@ -75,6 +75,8 @@ USES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "imageio": ("png", of("imageio.v3", "imread")),
     "imageio with OpenCV": ("png", lambda p: of("imageio.v3", "imread")(p, plugin="opencv")),
     "netCDF4.Dataset": ("nc", rows_of_netcdf),
+    "np.loadtxt": ("csv", lambda p: np.loadtxt(p, np.uint8)),
+    "np.genfromtxt, a Path": ("csv", lambda p: np.genfromtxt(Path(p), np.uint8)),
     "np.memmap": ("bin", lambda p: np.array(np.memmap(p, np.uint8, "r"))),
     "os.open": ("bin", whole_descriptor),
     "soundfile.read": ("wav", lambda p: of("soundfile", "read")(p)[0]),
@@ -102,6 +104,8 @@ def write_files(folder: Path, names: list[str]) -> None:
 def _write(path: str, kind: str, pixels: Any) -> None:
     if kind == "bin":
         pixels.tofile(path)
+    elif kind == "csv":
+        np.savetxt(path, pixels[0], "%d", header="x" * pixels.size)
     elif kind == "h5":
         import h5py
 
