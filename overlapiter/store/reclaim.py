@@ -203,7 +203,8 @@ def _adopt(cursor: Cursor, dead: Sequence[int], owner: int) -> tuple[list[Evicte
         going = "SELECT segment, start, size FROM going WHERE owner=?"
         adopted += places_of_rows(cursor.execute(going, mine).fetchall())
         cursor.execute("UPDATE going SET owner=? WHERE owner=?", (owner, number))
-        charged.update(cursor.execute("SELECT id, charged FROM segment WHERE owner=?", mine))
+        own = "SELECT id, charged FROM segment WHERE owner=? AND owner > 0"
+        charged.update(cursor.execute(own, mine))
     return adopted, charged
 
 

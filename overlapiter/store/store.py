@@ -237,7 +237,9 @@ class Store:
             if not segments.is_owned(opened.folder, owner):
                 return None
             sizes_and_times = []
-            for (number,) in opened.index.rows("SELECT id FROM segment WHERE owner=?", owner):
+            # SQLite takes the index of open segments only where the statement says that it may.
+            own = "SELECT id FROM segment WHERE owner=? AND owner > 0"
+            for (number,) in opened.index.rows(own, owner):
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(segments.segment_path(opened.folder, number))
                     sizes_and_times.append((found.st_size, found.st_mtime_ns))

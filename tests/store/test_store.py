@@ -12,6 +12,7 @@ import pytest
 
 from overlapiter.store import access, opened, segments
 from overlapiter.store.extents import SMALL_BYTES, WHOLE, Extent, ExtentReader
+from overlapiter.store.index import Index
 from overlapiter.store.store import Wanted
 from tests.store.actors import apart, in_a_process
 from tests.store.stores import (
@@ -376,6 +377,27 @@ def test_the_progress_of_a_process_is_seen_in_whichever_segment_it_writes(
         assert after != before
         before = after
     assert other.step() == before
+
+
+@in_a_process
+def test_looking_at_a_process_that_copies_reads_the_rows_of_its_own_segments(
+    directory, files, monkeypatch
+):
+    store = made_store(directory)
+    stage(store, files, files.paths)
+    ((owner,),) = store._access.rows("SELECT owner FROM segment WHERE owner > 0")
+    statements, rows = [], Index.rows
+
+    def noted(index, statement, *values):
+        statements.append(statement)
+        return rows(index, statement, *values)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "rows", noted)
+        assert len(store.progress(owner)) == 1
+    ((*_, plan),) = store._access.rows(f"EXPLAIN QUERY PLAN {statements[-1]}", owner)
+    assert "open_segment" in plan
+    store.close()
 
 
 @in_a_process
