@@ -51,8 +51,8 @@ def evict(
         keys: The files.
         tier: Its number, for the extents.
         expected: Only copies that are here still.
-        keep_room: Whether to keep the room for this process, before others take it: small files
-            stay vacant places, unless less is to be on the disk.
+        keep_room: Whether to keep the room of small files for this process, before others take it:
+            they stay vacant places, unless less is to be on the disk.
 
     Raises:
         OSError: The disk failed. What is not given back yet, the next eviction gives back.
@@ -104,7 +104,7 @@ def finish(
     try:
         _give_back(opened, due)
         owner = opened.owner.number
-        freed_bytes = sum(size_bytes for _, _, size_bytes in due) if keep_room else 0
+        freed_bytes = sum(size for _, start, size in due if start != WHOLE) if keep_room else 0
         empty = opened.write_reserving(lambda cursor: _forget(cursor, due, owner), freed_bytes)
         for number in empty:
             segments.remove(opened.folder, number)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from overlapiter.store import places
+from overlapiter.store import places, segments
 from overlapiter.store.extents import SMALL_BYTES, DamagedError, ExtentReader
 from overlapiter.store.store import Store
 from tests.store.actors import in_a_process
@@ -111,6 +111,22 @@ def test_a_large_file_has_the_room_of_small_ones(tmp_path: Path) -> None:
     evict(store, files.paths[:40])
     assert [*stage(store, files, files.paths[40:])] == files.paths[40:]
     assert_right(store, files, files.paths[40:])
+    store.close()
+    check_accounts(store, tmp_path)
+
+
+@in_a_process
+def test_a_large_file_that_takes_the_room_of_another_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = files_of(300, 300, 300)
+    store = made_store(tmp_path, capacity_bytes=610 * BLOCK_BYTES)
+    stage(store, files, files.paths[:2])
+    evict(store, files.paths[:1])
+    made, make_owned = [], segments.make_owned
+    monkeypatch.setattr(segments, "make_owned", lambda f: made.append(f) or make_owned(f))
+    assert [*stage(store, files, files.paths[2:])] == files.paths[2:]
+    assert len(made) == 1
     store.close()
     check_accounts(store, tmp_path)
 
