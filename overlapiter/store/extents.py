@@ -192,6 +192,14 @@ class ExtentReader:
             raise DamagedError(f"segment {extent.segment:x}: {error}") from error
         return path
 
+    def open_whole(self, extent: Extent) -> int:
+        """Return a descriptor of the segment that is a large file, which is not verified.
+
+        Raises:
+            OSError: It is gone, or the disk failed.
+        """
+        return self._open_segment(extent.tier, extent.segment)[0]
+
     def is_as_verified(self, extent: Extent) -> bool:
         """Return whether a large file is as it was when its path was given, or evicted since.
 

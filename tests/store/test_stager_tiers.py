@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
 from overlapiter.store.outcome import Outcome
 from tests.store.actors import apart, in_a_process
 from tests.store.stagers import Setting, contents_of
+from tests.store.stores import BLOCK_BYTES
 from tests.support import staged
 from tests.support.origins import OLD_NS
 
@@ -20,6 +22,11 @@ def staged_one_by_one(setting, *paths):
     for path in paths:
         setting.outcomes(path)
     return [setting.tier_of(path) for path in paths]
+
+
+def read_bytes():
+    """Return what this process has read by now."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def evict(setting, tier, *paths):
@@ -79,6 +86,18 @@ def test_files_sink_to_the_next_tier_and_go_from_the_last_one(tmp_path, size_blo
     assert evict(setting, 1, *setting.paths) == [None, None]
     assert setting.n_blocks(1) == 0
     assert setting.stager.evict(setting.wanted(setting.paths), 1, None) == {}
+    setting.close()
+
+
+@in_a_process
+def test_a_large_file_that_moves_is_read_once(tmp_path):
+    size_bytes = 300 * BLOCK_BYTES
+    setting = Setting(tmp_path, contents_of(1, size_bytes), None, None)
+    staged_one_by_one(setting, *setting.paths)
+    before = read_bytes()
+    setting.stager.evict(setting.wanted(setting.paths), 0, None)
+    assert size_bytes <= read_bytes() - before < 1.5 * size_bytes
+    assert setting.tier_of(setting.paths[0]) == 1
     setting.close()
 
 
