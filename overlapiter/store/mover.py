@@ -57,13 +57,14 @@ class Mover:
             if not here and not ended:
                 continue
             try:
-                store.publish([copy[:3] for copy in here], ended)
+                is_published = store.publish([copy[:3] for copy in here], ended)
             except (OSError, IndexBusyError) as error:
                 answer = self._health.blame(tier, error)
                 answers |= {copy.wanted.key: answer for copy in here}
                 continue
             self._health.sick[tier].succeeded()
-            answers |= {copy.wanted.key: copy.answer for copy in here}
+            gone = None if is_published else Staged(Outcome.FAILED)
+            answers |= {copy.wanted.key: gone or copy.answer for copy in here}
         return answers
 
     def lift(self, low: Mapping[Wanted, Extent]) -> tuple[dict[int, Staged], list[Wanted]]:

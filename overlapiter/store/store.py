@@ -278,7 +278,7 @@ class Store:
         """
         return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
-    def publish(self, copies: Sequence[Written], failed: Sequence[int]) -> None:
+    def publish(self, copies: Sequence[Written], failed: Sequence[int]) -> bool:
         """Make complete copies known, and give up the claims on other files.
 
         If it raises, the copies are given up, and so are the claims.
@@ -286,6 +286,9 @@ class Store:
         Args:
             copies: No file twice.
             failed: Keys of files that were claimed and not copied.
+
+        Returns:
+            Whether they are known; not if their generation was thrown away meanwhile.
         """
         ended = [*(wanted.key for wanted, _, _ in copies), *failed]
         paths = self._stored_paths(wanted for wanted, _, _ in copies)
@@ -299,6 +302,7 @@ class Store:
                 for _, place, _ in copies:
                     with contextlib.suppress(OSError, IndexBusyError):  # charged until it is closed
                         self.give_up(place)
+        return is_published
 
     def _publish(
         self,

@@ -18,6 +18,7 @@ import pytest
 from overlapiter.store import boot, copier, health
 from overlapiter.store import stager as stager_module
 from overlapiter.store.extents import SMALL_BYTES, ExtentReader
+from overlapiter.store.generation import discard, generation_of
 from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Outcome
 from tests.store.actors import apart, in_a_process
@@ -582,6 +583,24 @@ def test_a_part_that_is_looked_at_while_it_claims_is_not_done_before(tmp_path, m
         setting._jobs.popleft()()
     assert done == [6]
     assert setting.outcomes(*setting.paths) == [FOUND] * 6
+    setting.close()
+
+
+@in_a_process
+def test_copies_whose_generation_goes_before_they_are_published_are_not_answered(
+    tmp_path, monkeypatch
+):
+    setting = Setting(tmp_path, contents_of(2))
+    publish = setting.stores[0].publish
+
+    def publish_late(*arguments):
+        discard(generation_of(str(setting.directories[0])))
+        return publish(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setting.stores[0], "publish", publish_late)
+        assert setting.outcomes(*setting.paths) == [FAILED] * 2
+    assert setting.outcomes(*setting.paths) == [COPIED] * 2
     setting.close()
 
 
