@@ -11,20 +11,24 @@ removed with the garbage of the store.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
 import tempfile
+from typing import IO
 
 from .extents import Extent, ExtentReader
 from .generation import generation_of
 
 _FOLDER = "local"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: What a disk says that has no hard links, or no more of them.
+_NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 
 class LocalFiles:
-    """The files of one process. For one thread.
+    """The files of one process. For one thread at a time.
 
     Args:
         directory: The staging directory that they lie in: that of large files, which are linked.
@@ -38,6 +42,7 @@ class LocalFiles:
         self._fd = -1
         self._n_folders = 0
         self._paths: dict[int, str] = {}
+        self._made: list[str] = []
 
     def path_of(self, extent: Extent, source_path: str) -> str:
         """Return the path of a file with the content of an extent, until :meth:`forget`.
@@ -48,21 +53,26 @@ class LocalFiles:
         """
         path = self._paths.get(extent.key)
         if path is None:
-            try:
-                path = self._new_path(source_path)
-            except FileNotFoundError:  # the generation was thrown away, and the folder with it
-                self.close()
-                path = self._new_path(source_path)
-            self._paths[extent.key] = path
+            path = self._another_path(source_path)
             self._make(path, extent)
+            self._paths[extent.key] = path
+        return path
+
+    def _another_path(self, source_path: str) -> str:
+        try:
+            path = self._new_path(source_path)
+        except FileNotFoundError:  # the generation was thrown away, and the folder with it
+            self.close()
+            path = self._new_path(source_path)
+        self._made.append(path)
         return path
 
     def _new_path(self, source_path: str) -> str:
         """Return a path of that name, in a folder of its own: two files may have the same name."""
         if not self._folder:
             self._make_folder()
-        folder = os.path.join(self._folder, f"{len(self._paths)}")
-        if len(self._paths) == self._n_folders:
+        folder = os.path.join(self._folder, f"{len(self._made)}")
+        if len(self._made) == self._n_folders:
             os.mkdir(folder, 0o700)
             self._n_folders += 1
         elif not os.path.isdir(folder):
@@ -74,12 +84,13 @@ class LocalFiles:
             segment = self._reader.path_of(extent)
             try:
                 os.link(segment, path)
-            except OSError:  # the disk has no hard links, or no more of them
+            except OSError as error:
+                if error.errno not in _NO_LINK:
+                    raise
                 shutil.copyfile(segment, path)
             return
         data = self._reader.read(extent)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
+        with create(path) as file:
             file.write(data)
 
     def _make_folder(self) -> None:
@@ -99,9 +110,10 @@ class LocalFiles:
     def forget(self) -> None:
         """Remove the files; the folders stay for the next ones, if the disk is well."""
         try:
-            for path in self._paths.values():
+            for path in self._made:
                 with contextlib.suppress(FileNotFoundError):  # it could not be made
                     os.unlink(path)
+            self._made.clear()
             self._paths.clear()
         except OSError:  # what is left may be a link to a segment: nothing may be written there
             self.close()
@@ -109,10 +121,17 @@ class LocalFiles:
     def close(self) -> None:
         """Remove the files and their folders."""
         self._paths.clear()
+        self._made.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder, self._n_folders = "", 0
             os.close(self._fd)
+
+
+def create(path: str) -> IO[bytes]:
+    """Make a file that is not there yet, to be written."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    return open(fd, "wb")
 
 
 def remove_left(generation: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
@@ -20,7 +21,7 @@ class StagedCopies:
     """Gives the staged copies of the files that are in its table; an open hook's handler.
 
     A copy whose bytes are not those that were staged, or are gone, is not given: the source is
-    read instead.
+    read instead. Safe for threads: those of a dataset open files at the same time.
     """
 
     def __init__(self, plan: StagingPlan) -> None:
@@ -30,6 +31,7 @@ class StagedCopies:
         self._reader = ExtentReader(directories)
         # A link has to lie on the disk of what it leads to.
         self._files = [LocalFiles(directory, self._reader) for directory in directories]
+        self._lock = threading.RLock()  # of the reader and the files
         self._table: dict[int, Extent] = {}
         #: The copies of the current part that were opened: of each its tier, the bytes of it that
         #: were read, and how many nanoseconds that took.
@@ -51,8 +53,9 @@ class StagedCopies:
         self.opened = []
         self._large = []
         self.has_missed, self._is_trusted = False, True
-        for files in self._files:
-            files.forget()
+        with self._lock:
+            for files in self._files:
+                files.forget()
 
     def open(
         self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -87,7 +90,8 @@ class StagedCopies:
         if extent is not None:
             began_ns = time.monotonic_ns()
             try:
-                given, n_bytes = made_of(extent)
+                with self._lock:
+                    given, n_bytes = made_of(extent)
             except (DamagedError, OSError):
                 self.has_missed = True
                 self._table.pop(extent.key, None)
@@ -101,9 +105,10 @@ class StagedCopies:
 
     def close(self) -> None:
         """Close and remove what is open of the store, and what was made of it."""
-        for files in self._files:
-            files.close()
-        self._reader.close()
+        with self._lock:
+            for files in self._files:
+                files.close()
+            self._reader.close()
 
     def _extent_of(self, path: str) -> Extent | None:
         if not self._is_trusted:

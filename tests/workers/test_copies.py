@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import random
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,6 +181,37 @@ def test_a_large_file_in_a_tier_in_memory_takes_no_room_a_second_time(tmp_path):
         copies.begin_part({extent.key: extent})
         assert os.stat(copies.local_path(str(path))).st_nlink == 2
         copies.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "is_given"), [(errno.EXDEV, True), (errno.EMLINK, True), (errno.EEXIST, False)]
+)
+def test_a_large_file_is_copied_only_where_it_cannot_be_linked(
+    reader, monkeypatch, number, is_given
+):
+    def link(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    assert (reader.read_by_path(2) == reader.contents[2]) is is_given
+
+
+def test_threads_of_a_dataset_share_what_is_open_and_have_paths_of_their_own(tmp_path):
+    n_open = len(os.listdir("/proc/self/fd"))
+    reader = Reader(tmp_path, [5000, *(SMALL_BYTES + 1 + number for number in range(8))])
+    together = threading.Barrier(8)
+
+    def are_right(number):
+        together.wait()
+        found = reader.read(0), reader.read_by_path(number)
+        return found == (reader.contents[0], reader.contents[number])
+
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            reader.begin_part()
+            assert all(pool.map(are_right, range(1, 9)))
+            reader.copies.close()
+    assert len(os.listdir("/proc/self/fd")) == n_open
 
 
 def test_of_large_files_that_come_and_go_a_reader_remembers_the_last_ones(tmp_path, monkeypatch):
