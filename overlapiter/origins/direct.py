@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import tempfile
+from collections.abc import Callable
 from typing import IO, Any
 
 from overlapiter.origins.remote import RemoteFile, RemoteOrigin
@@ -11,13 +11,22 @@ from overlapiter.origins.remote import RemoteFile, RemoteOrigin
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20
 
+#: Returns the path of a file of a name that it has written: given what that is called, and what
+#: writes the content.
+Keep = Callable[[str, Callable[[IO[bytes]], None]], str]
+
 
 class Direct:
-    """Opens files of a remote source in a file reader, as the built-in ``open`` would."""
+    """Opens files of a remote source in a file reader, as the built-in ``open`` would.
 
-    def __init__(self, origin: RemoteOrigin) -> None:
+    Args:
+        origin: Gives the files.
+        keep: Keeps private copies, as long as the current example is read.
+    """
+
+    def __init__(self, origin: RemoteOrigin, keep: Keep) -> None:
         self._origin = origin
-        self._copies: dict[str, IO[bytes]] = {}
+        self._keep = keep
 
     def open(
         self,
@@ -44,29 +53,15 @@ class Direct:
         return io.TextIOWrapper(buffered, encoding, errors, newline)
 
     def download(self, url: str) -> str:
-        """Return the path of a private copy, which lives until :meth:`forget`.
-
-        It is a file without a name, so that it ends with this process, however that ends.
+        """Return the path of a private copy, which lives as long as the current example.
 
         Raises:
-            OSError: It cannot be read, or there is no room for temporary files.
+            OSError: It cannot be read, or there is no room for it.
         """
-        file = self._copies.get(url)
-        if file is None:
-            file = tempfile.TemporaryFile()  # noqa: SIM115  # lives until forget
-            try:
-                with self._origin.open(url) as remote:
-                    while piece := remote.read(_PIECE_BYTES):
-                        file.write(piece)
-                file.flush()
-            except BaseException:
-                file.close()
-                raise
-            self._copies[url] = file
-        return f"/proc/self/fd/{file.fileno()}"
 
-    def forget(self) -> None:
-        """Drop the private copies."""
-        for file in self._copies.values():
-            file.close()
-        self._copies.clear()
+        def fetch(file: IO[bytes]) -> None:
+            with self._origin.open(url) as remote:
+                while piece := remote.read(_PIECE_BYTES):
+                    file.write(piece)
+
+        return self._keep(url, fetch)
