@@ -159,8 +159,7 @@ class Staging:
         capacity: Most bytes that staged files may take, in whole blocks of the disk, as bytes,
             ``"200GB"`` or ``"50%"`` of the disk; None for no limit of its own. When it is reached,
             or the disk is full, the files whose next use is farthest make room.
-        keep_free: Free space that is left on each disk, in the same forms. A share also holds for
-            its inodes, where the file system has a fixed number of them.
+        keep_free: Free space that is left on each disk, in the same forms.
         validate: ``"mtime"`` reuses a staged file only while size and mtime of its source still
             match; ``"checksum"`` also has the prefetchers read each staged file once in a run, to
             replace damaged ones early; ``"never"`` does not ask the source. Every read of a staged

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning, described, warn
 from overlapiter.node import this_node
-from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
+from overlapiter.options import Staging, Tier, directory_path, parse_size
 from overlapiter.redirection import added_readers
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
@@ -241,7 +241,6 @@ def _site_of(tier: Tier, keep_free: int | str) -> Site:
         directory,
         None if tier.capacity is None else parse_size("capacity", tier.capacity, disk_bytes),
         kept_bytes,
-        parse_share(keep_free, disk.f_files),
     )
 
 

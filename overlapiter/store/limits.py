@@ -45,11 +45,6 @@ class Limits:
             most_bytes = min(most_bytes, self._site.capacity_bytes)
         return aligned(size_bytes, self.block_bytes) <= most_bytes
 
-    def lacks_inodes(self) -> bool:
-        """Return whether no more files may be made."""
-        disk = os.statvfs(self._folder)  # a file system that makes them as needed says 0
-        return disk.f_files > 0 and disk.f_favail <= self._site.keep_free_inodes
-
     def piece_bytes(self, segment: Segment, missing_bytes: int) -> int:
         """Return by how much to extend a reservation that lacks so many bytes."""
         most_bytes = self._site.capacity_bytes or self.disk_bytes

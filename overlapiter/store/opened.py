@@ -235,7 +235,7 @@ class OpenGeneration:
                 places = self._shared_places(charges)
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
-                whole = None if self.limits.lacks_inodes() else self._new_whole(charged_bytes)
+                whole = self._new_whole(charged_bytes)
                 places = [] if whole is None else [Place(self, whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1

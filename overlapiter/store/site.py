@@ -13,13 +13,11 @@ class Site(NamedTuple):
         directory: The staging directory.
         capacity_bytes: Most bytes, in whole blocks of the disk; None for no limit.
         keep_free_bytes: Free space to leave on the disk.
-        keep_free_inodes: Free inodes to leave, where the file system has a fixed number of them.
     """
 
     directory: str
     capacity_bytes: int | None = None
     keep_free_bytes: int = 0
-    keep_free_inodes: int = 0
 
 
 class Run(NamedTuple):

@@ -1,4 +1,4 @@
-"""Capacity, free space and inodes, seen from outside while several processes stage and evict."""
+"""Capacity and free space, seen from outside while several processes stage and evict."""
 
 from __future__ import annotations
 
@@ -252,19 +252,23 @@ def test_the_index_has_room_where_no_free_space_is_to_be_kept(tmp_path):
 
 
 @in_a_process
-def test_inodes_are_kept_free_for_others(tmp_path):
+def test_a_disk_without_inodes_is_full_for_large_files_alone(tmp_path):
     options = "-t", "tmpfs", "-o", "nr_inodes=60,size=90m", "none"
     with mounted(tmp_path / "fast", *options) as directory:
-        store = made_store(directory, keep_free_inodes=20)
-        places = []
-        while (place := one_place(store, SMALL_BYTES + 1)) is not None:
-            places.append(place)
-        assert 20 < len(places) < 40
-        assert os.statvfs(directory).f_favail == 20
+        files, store = Files(60), made_store(directory)
+        files.contents = dict.fromkeys(files.paths, bytes(SMALL_BYTES + 1))
+        left = iter(files.paths)
+        with pytest.raises(OSError, match="No space left"):
+            all(stage(store, files, [path]) for path in left)
         assert one_place(store, 100) is not None  # takes none
         store.close()
-        for place in places:
-            store.give_up(place)
+        later = made_store(directory, 2)
+        n_files = len(staged(later, files))
+        assert n_files > 40
+        later.evict([later.key_of(files.paths[0])])
+        assert stage(later, files, [next(left)])
+        assert n_right(later, files) == n_files
+        later.close()
 
 
 @pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
