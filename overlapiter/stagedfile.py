@@ -38,6 +38,7 @@ class StagedFile(io.BytesIO):
     __slots__ = ("name",)
     name: str | bytes
     mode = "rb"
+    closefd = True  # as a FileIO has it, for callers that want no buffer
     _descriptor = -1
 
     def fileno(self) -> int:
@@ -96,22 +97,15 @@ class StagedFile(io.BytesIO):
         """Raise ``UnsupportedOperation``."""
         raise io.UnsupportedOperation("truncate")
 
+    def readall(self) -> bytes:
+        """Return what is left, as a ``FileIO`` does."""
+        return self.read()
+
     def __reduce_ex__(self, _protocol: SupportsIndex, /) -> NoReturn:
         raise TypeError(f"cannot pickle {type(self).__name__!r} object")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} name={self.name!r}>"
-
-
-class UnbufferedStagedFile(StagedFile):
-    """As :class:`StagedFile`, where the caller wants no buffer: with what a ``FileIO`` has too."""
-
-    __slots__ = ()
-    closefd = True
-
-    def readall(self) -> bytes:
-        """Return what is left."""
-        return self.read()
 
 
 def open_bytes(
@@ -138,7 +132,7 @@ def open_bytes(
         is_doubtful = buffering == 0
     if is_doubtful or not closefd:  # open itself says what is wrong with these arguments
         _io.open(os.devnull, mode, buffering, encoding, errors, newline, closefd).close()
-    file = StagedFile(data) if buffering else UnbufferedStagedFile(data)
+    file = StagedFile(data)
     file.name = name if type(name) is str else os.fspath(name)
     if is_binary:
         return file
