@@ -16,6 +16,7 @@ import fcntl
 import os
 import random
 import sqlite3
+import struct
 import threading
 import time
 import urllib.parse
@@ -183,6 +184,9 @@ class Index:
     def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` selects; it may run several times, and fetches all at once.
 
+        A TypeError, OverflowError or struct.error of ``work`` is taken for damage: it has met a row
+        that holds something else than belongs there.
+
         Raises:
             OSError: The disk failed.
             IndexBusyError: The index is locked, which reading seldom meets.
@@ -330,7 +334,8 @@ class Index:
                 if word in text:
                     raise OSError(number, f"the index: {text}") from error
             raise IndexDamagedError(text) from error
-        except UnicodeDecodeError as error:  # no text of ours is no text
+        except (UnicodeDecodeError, TypeError, OverflowError, struct.error) as error:
+            # A row holds no text, or no number of 64 bits, where one belongs.
             raise IndexDamagedError(str(error)) from error
 
     def _raise_why(self) -> None:

@@ -172,11 +172,8 @@ def take_over(opened: OpenGeneration) -> int:
         "SELECT owner FROM segment WHERE owner > 0 UNION SELECT owner FROM copying "
         "UNION SELECT owner FROM going"
     )
-    dead = [
-        n
-        for n in map(number_of, opened.index.rows(owners))
-        if not segments.is_owned(opened.folder, n)
-    ]
+    known = opened.index.read(lambda cursor: [*map(number_of, cursor.execute(owners))])
+    dead = [number for number in known if not segments.is_owned(opened.folder, number)]
     if not dead:
         return 0
     adopted, charged = opened.write(lambda cursor: _adopt(cursor, dead, opened.owner.number))
@@ -221,16 +218,17 @@ def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
         f"SELECT {place} FROM going WHERE segment IN {among} UNION ALL "
         f"SELECT id, {_CHARGED}, charged FROM segment WHERE id IN {among}"
     )  # one statement, so that nothing changes in between
-    places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
-    for number, start, size_bytes in opened.index.rows(select):
-        places[number].append((start, size_bytes))
+
+    def unused(cursor: Cursor) -> dict[int, tuple[list[tuple[int, int]], int, int]]:
+        places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
+        for number, start, size_bytes in cursor.execute(select):
+            places[number].append((start, size_bytes))
+        return {number: _unused(there) for number, there in places.items()}
+
     surplus = {}
-    for number, there in places.items():
-        try:
-            gaps, end, surplus[number] = _unused(there)
-        except TypeError as error:
-            raise IndexDamagedError(f"no numbers: {error}") from error
+    for number, (gaps, end, surplus_bytes) in opened.index.read(unused).items():
         _punch(opened, number, gaps, end)
+        surplus[number] = surplus_bytes
     freed_bytes, empty = opened.write(lambda cursor: _close_dead(cursor, surplus))
     for number in empty:
         segments.remove(opened.folder, number)
