@@ -125,7 +125,7 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
         store = None
         if arguments.repair:
             store = store_of(inventory, sources[0], "check --repair")
-            if inventory.is_fixed:
+            if inventory.is_copy:
                 raise CommandError(
                     f"the disk of {inventory.directory} is full: make room with `overlapiter "
                     f"evict` first"

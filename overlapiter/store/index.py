@@ -19,7 +19,6 @@ import sqlite3
 import struct
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -129,7 +128,6 @@ class Index:
         path: The database; made if it is missing.
         reading: Outlives this object, so that one that is opened anew does not wait again.
         writing: The same for transactions that write: others' ones keep no reader out.
-        is_fixed: Whether to look at the database alone: what SQLite makes beside it takes room.
 
     Raises:
         OSError: The disk failed, or is full or read-only.
@@ -138,25 +136,14 @@ class Index:
     """
 
     def __init__(
-        self,
-        path: str,
-        reading: Patience | None = None,
-        writing: Patience | None = None,
-        *,
-        is_fixed: bool = False,
+        self, path: str, reading: Patience | None = None, writing: Patience | None = None
     ) -> None:
         self._path = path
-        self._is_fixed = is_fixed
         self._lock = threading.Lock()
         self._reading, self._writing = reading or Patience(), writing or Patience()
         with self._translated():
-            query = "?immutable=1" if is_fixed else ""
             self._connection = sqlite3.connect(
-                f"file:{urllib.parse.quote(os.fsencode(path))}{query}",
-                timeout=0,
-                isolation_level=None,
-                check_same_thread=False,
-                uri=True,
+                path, timeout=0, isolation_level=None, check_same_thread=False
             )
         try:
             self._set_up()
@@ -171,7 +158,7 @@ class Index:
     def _set_up(self) -> None:
         for pragma in _PRAGMAS:
             self.value(pragma)
-        if not self._is_fixed and self.value("PRAGMA journal_mode=WAL") != "wal":
+        if self.value("PRAGMA journal_mode=WAL") != "wal":
             raise OSError(errno.EOPNOTSUPP, "the disk cannot share memory", self._path)
         version = self.value("PRAGMA user_version")
         if version == 0:
@@ -300,7 +287,7 @@ class Index:
         Raises:
             IndexDamagedError: It is not.
         """
-        with contextlib.closing(Index(self._path, is_fixed=self._is_fixed)) as another:
+        with contextlib.closing(Index(self._path)) as another:
             found = another.value("PRAGMA quick_check(1)")
         if found != "ok":
             raise IndexDamagedError(f"{self._path}: {found}")

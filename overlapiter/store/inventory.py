@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -124,7 +126,7 @@ class Inventory:
         folder: The folder of the segments.
         block_bytes: Files take multiples of it.
         is_read_only: Whether nothing can be written there.
-        is_fixed: Whether this sees no change, since the disk is full or nothing can be written.
+        is_copy: Whether this looks into a copy, since the disk is full or nothing can be written.
 
     Raises:
         FileNotFoundError: Nothing was ever staged there.
@@ -141,15 +143,17 @@ class Inventory:
         disk = os.statvfs(directory)
         self.block_bytes = block_bytes_of(disk)
         self.is_read_only = not all(os.access(p, os.W_OK) for p in (path, os.path.dirname(path)))
-        self.is_fixed = False
-        try:
-            self._index = Index(path)
-        except OSError:
-            self.is_fixed = self.is_read_only or not disk.f_bavail
-            if not self.is_fixed:
-                raise
-            self._index = Index(path, is_fixed=True)
-        self.close = self._index.close
+        self.is_copy = False
+        with contextlib.ExitStack() as stack:
+            try:
+                self._index = Index(path)
+            except OSError:
+                self.is_copy = self.is_read_only or not disk.f_bavail
+                if not self.is_copy:
+                    raise
+                self._index = Index(_copy_of(path, stack))
+            stack.callback(self._index.close)
+            self.close = stack.pop_all().close
         self.check = self._index.check
         self.select = self._index.rows
 
@@ -276,6 +280,17 @@ class Inventory:
         The total is right afterwards: who opens a store to change it counts it anew.
         """
         self._index.write(lambda cursor: lower(cursor, surpluses(cursor, self.block_bytes)))
+
+
+def _copy_of(path: str, stack: contextlib.ExitStack) -> str:
+    """Copy an index that lacks the room for what its processes share, until the stack unwinds."""
+    ram = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="overlapiter.", dir=ram))
+    copy = os.path.join(folder, os.path.basename(path))
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(path + suffix, copy + suffix)
+    return copy
 
 
 def _parsed(text: str | None) -> Facts:
