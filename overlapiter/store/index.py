@@ -16,7 +16,6 @@ import fcntl
 import os
 import random
 import sqlite3
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -171,9 +170,6 @@ class Index:
     def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` selects; it may run several times, and fetches all at once.
 
-        A TypeError, OverflowError or struct.error of ``work`` is taken for damage: it has met a row
-        that holds something else than belongs there.
-
         Raises:
             OSError: The disk failed.
             IndexBusyError: The index is locked, which reading seldom meets.
@@ -321,8 +317,7 @@ class Index:
                 if word in text:
                     raise OSError(number, f"the index: {text}") from error
             raise IndexDamagedError(text) from error
-        except (UnicodeDecodeError, TypeError, OverflowError, struct.error) as error:
-            # A row holds no text, or no number of 64 bits, where one belongs.
+        except UnicodeDecodeError as error:  # no text of ours is no text
             raise IndexDamagedError(str(error)) from error
 
     def _raise_why(self) -> None:

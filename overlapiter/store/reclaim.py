@@ -172,8 +172,11 @@ def take_over(opened: OpenGeneration) -> int:
         "SELECT owner FROM segment WHERE owner > 0 UNION SELECT owner FROM copying "
         "UNION SELECT owner FROM going"
     )
-    known = opened.index.read(lambda cursor: [*map(number_of, cursor.execute(owners))])
-    dead = [number for number in known if not segments.is_owned(opened.folder, number)]
+    dead = [
+        n
+        for n in map(number_of, opened.index.rows(owners))
+        if not segments.is_owned(opened.folder, n)
+    ]
     if not dead:
         return 0
     adopted, charged = opened.write(lambda cursor: _adopt(cursor, dead, opened.owner.number))
@@ -218,17 +221,16 @@ def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
         f"SELECT {place} FROM going WHERE segment IN {among} UNION ALL "
         f"SELECT id, {_CHARGED}, charged FROM segment WHERE id IN {among}"
     )  # one statement, so that nothing changes in between
-
-    def unused(cursor: Cursor) -> dict[int, tuple[list[tuple[int, int]], int, int]]:
-        places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
-        for number, start, size_bytes in cursor.execute(select):
-            places[number].append((start, size_bytes))
-        return {number: _unused(there) for number, there in places.items()}
-
+    places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
+    for number, start, size_bytes in opened.index.rows(select):
+        places[number].append((start, size_bytes))
     surplus = {}
-    for number, (gaps, end, surplus_bytes) in opened.index.read(unused).items():
+    for number, there in places.items():
+        try:
+            gaps, end, surplus[number] = _unused(there)
+        except TypeError as error:
+            raise IndexDamagedError(f"no numbers: {error}") from error
         _punch(opened, number, gaps, end)
-        surplus[number] = surplus_bytes
     freed_bytes, empty = opened.write(lambda cursor: _close_dead(cursor, surplus))
     for number in empty:
         segments.remove(opened.folder, number)

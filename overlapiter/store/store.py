@@ -21,7 +21,6 @@ A process that forks must never use a store, not even before the fork; see :mod:
 
 from __future__ import annotations
 
-import array
 import contextlib
 import json
 import os
@@ -323,8 +322,6 @@ class Store:
             )
             for _, _, extent in copies
         ]  # fmt: skip
-        for _, _, extent in copies:
-            array.array("q", extent)  # else a mistake of ours would pass for damage
         whole = [(extent.segment,) for _, _, extent in copies if extent.is_whole]
 
         def work(cursor: Cursor) -> list[Evicted]:

@@ -3,15 +3,13 @@
 The total of all charges is kept in the transactions that change a charge, and changes only by what
 they have really changed: a row that is gone, with its generation or its owner, changes nothing.
 
-Where a row has something else than the numbers that belong there, what works on it raises
-TypeError, OverflowError or struct.error, which :mod:`.index` takes for damage.
+Where a row has something else than the numbers that belong there, IndexDamagedError is raised.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import operator
 import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -76,14 +74,19 @@ def stored_root(root: str) -> str | bytes:
 
 def extent_of(row: Sequence[int], tier: int) -> Extent:
     """Return the extent of a row: key, segment, start, size, mtime and checksum."""
-    _NUMBERS.pack(*row)  # or struct.error
+    _require(_NUMBERS, row)
     key, *others = row
     return Extent(key, tier, *others)
 
 
 def places_of_rows(rows: Iterable[Sequence[int]]) -> list[Evicted]:
     """Return rows of three numbers as what they say."""
-    return [_PLACE.unpack(_PLACE.pack(*row)) for row in rows]
+    places = []
+    for row in rows:
+        _require(_PLACE, row)
+        number, start, size = row
+        places.append((number, start, size))
+    return places
 
 
 def in_blocks(column: str, block_bytes: int) -> str:
@@ -91,14 +94,33 @@ def in_blocks(column: str, block_bytes: int) -> str:
     return f"(MAX({column}, 1) + {block_bytes - 1}) / {block_bytes} * {block_bytes}"
 
 
-def number_of(row: Sequence[int]) -> int:
+def number_of(row: Sequence[object] | None) -> int:
     """Return the number that a row holds."""
-    return operator.index(row[0])
+    number = row and row[0]
+    if type(number) is not int:
+        raise IndexDamagedError(f"no number: {row}")
+    return number
 
 
 def total_bytes(cursor: Cursor) -> int:
     """Return the bytes that all segments are charged for."""
     return number_of(cursor.execute("SELECT value FROM fact WHERE name='total'").fetchone())
+
+
+def _require(numbers: struct.Struct, row: Sequence[object]) -> None:
+    try:
+        numbers.pack(*row)
+    except struct.error as error:
+        raise IndexDamagedError(f"no numbers: {row}") from error
+
+
+@contextlib.contextmanager
+def _of_rows() -> Iterator[None]:
+    """Take it for damage, no mistake of ours, if what follows from rows has more than 64 bits."""
+    try:
+        yield
+    except OverflowError as error:
+        raise IndexDamagedError(f"too large a number: {error}") from error
 
 
 def staged_extents(cursor: Cursor, keys: Sequence[int], tier: int) -> dict[int, Extent]:
@@ -118,7 +140,8 @@ def move_to_going(
     """Note that files are evicted, and by which process; return where their bytes lie."""
     places = places_of_extents(extents, block_bytes)
     rows = [(*place, owner) for place in places]
-    insert(cursor, "INSERT OR REPLACE INTO going", rows)
+    with _of_rows():
+        insert(cursor, "INSERT OR REPLACE INTO going", rows)
     run_by_key(cursor, "DELETE FROM staged WHERE key IN", [e.key for e in extents])
     return places
 
@@ -164,7 +187,9 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
             segments, place = np.unique(numbers, return_inverse=True)
             sums = np.bincount(place, np.maximum(1, -(-sizes // block_bytes)))
             used.update(dict(zip(segments.tolist(), map(int, sums), strict=True)))
-    return {each: operator.index(charged[each]) - int(used[each]) * block_bytes for each in charged}
+    if not all(isinstance(each, int) for each in charged.values()):
+        raise IndexDamagedError("a segment is charged for no number of bytes")
+    return {each: charged[each] - int(used[each]) * block_bytes for each in charged}
 
 
 @contextlib.contextmanager
@@ -188,11 +213,12 @@ def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) 
     """
     changed_bytes = 0
     statement = "UPDATE segment SET charged=charged-? WHERE id=? AND owner=COALESCE(?, owner)"
-    for number, size_bytes in lowered.items():
-        if cursor.execute(statement, (size_bytes, number, owner)).rowcount:
-            changed_bytes += size_bytes
-    if changed_bytes:
-        cursor.execute("UPDATE fact SET value=value-? WHERE name='total'", (changed_bytes,))
+    with _of_rows():
+        for number, size_bytes in lowered.items():
+            if cursor.execute(statement, (size_bytes, number, owner)).rowcount:
+                changed_bytes += size_bytes
+        if changed_bytes:
+            cursor.execute("UPDATE fact SET value=value-? WHERE name='total'", (changed_bytes,))
 
 
 def delete_empty(cursor: Cursor, numbers: Iterable[int]) -> list[int]:
