@@ -127,9 +127,10 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
             "readers": partial(_draw_parts, points, "n_readers", "n_prefetchers"),
             "loaders": partial(_draw_lines, points),
         }
+    cache = "warm" if "source" in options else "cold"  # a place of the user's is not published
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
-        f"median of {options['repeats']} runs; page cache of the source warm before each run",
+        f"median of {options['repeats']} runs; page cache of the source {cache} before each run",
     ]
     paths = {stem.with_name(f"{stem.name}-{name}.png"): draw for name, draw in figures.items()}
     for path, draw in paths.items():

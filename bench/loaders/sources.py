@@ -11,10 +11,10 @@ from pathlib import Path
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
-from bench.loaders.files import copy_files, read_files, read_pairs
+from bench.loaders.files import copy_files, forget_files, read_files, read_pairs
 from bench.loaders.report import verified
 from bench.loaders.run import run_loader
-from bench.loaders.spec import RunSpec
+from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import build
 
@@ -134,10 +134,13 @@ def fresh(spec: RunSpec) -> RunSpec:
 
 
 def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
-    """Do one run, with its files in the page cache."""
+    """Do one run, with its files in the page cache, unless they are in a store of the user's."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
-    read_files(spec.paths(), spec.local if spec.is_local else spec.root)
+    if spec.is_local or not spec.local_root:
+        read_files(spec.paths(), spec.local if spec.is_local else spec.root)
+    if spec.loader not in OF_LOCAL_DISK and spec.local_root:
+        forget_files(spec.paths(), spec.root)
     return isolated.call(run_loader, spec, most_seconds=most_seconds)
 
 
