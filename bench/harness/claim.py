@@ -108,7 +108,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         "machine": machine_facts(),
         "load_average": load_average,
         "staging_filesystem": disk,
-        "options": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
+        "options": options.published(),
     }
     result = with_targets({**facts, **found})
     options.out.parent.mkdir(parents=True, exist_ok=True)

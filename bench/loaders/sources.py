@@ -36,6 +36,7 @@ class MountOptions(CommonOptions):
 
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
+        super().check()
         if self.source and self.root:
             raise OptionsError("--source is the place of files; --root is for an emulated store")
         if bool(self.source or self.root) != bool(self.pairs):
@@ -103,7 +104,7 @@ def prepare(
 
 def capacity_of(spec: RunSpec, fraction: float) -> int:
     """Return the bytes that a part of the files takes, each in whole blocks of the disk."""
-    paths = (Path(spec.local, path) for path, _ in read_pairs(spec.pairs, spec.n_examples))
+    paths = (Path(spec.root, path) for path, _ in read_pairs(spec.pairs, spec.n_examples))
     n_blocks = sum(-(-path.stat().st_size // _BLOCK_BYTES) for path in paths)
     return int(fraction * n_blocks) * _BLOCK_BYTES
 
