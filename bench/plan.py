@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness import claim
-from bench.harness.isolated import CHECKOUT
+from bench.harness.isolated import CHECKOUT, EndedError
 from bench.harness.options import NotPossibleError
 from bench.harness.tables import markdown, rows_in
 from bench.loaders.report import chief_rows
@@ -112,6 +112,8 @@ def run_all(arguments: list[str]) -> int:
         print(f"\n=== {say} ===", file=sys.stderr, flush=True)
         try:
             failed += [each.name] * (run(each, arguments, folder) != 0)
+        except EndedError:
+            raise
         except NotPossibleError:
             left_out.append(each.name)
         except (Exception, SystemExit) as error:  # the others go on
