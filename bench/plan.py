@@ -99,7 +99,7 @@ def run(experiment: Experiment, arguments: list[str], folder: Path = claim.OWN_R
 
 
 def run_all(arguments: list[str]) -> int:
-    """Run all experiments, each into its own file; return 1 if one has failed.
+    """Run all experiments that are possible here, each into its own file; return 1 if one fails.
 
     The arguments are ``--into FOLDER``, for another one than that of one's own results, and options
     that all of them have, such as ``--quick``.
@@ -114,15 +114,15 @@ def run_all(arguments: list[str]) -> int:
             failed += [each.name] * (run(each, arguments, folder) != 0)
         except EndedError:
             raise
-        except NotPossibleError:
-            left_out.append(each.name)
+        except NotPossibleError as error:
+            left_out.append(f"{each.name}: {error}")
         except (Exception, SystemExit) as error:  # the others go on
             print(f"{each.name}: {type(error).__name__}: {error}", file=sys.stderr)
             failed.append(each.name)
     n_done = len(EXPERIMENTS) - len(failed) - len(left_out)
     print(f"{n_done} experiments done; failed: {', '.join(failed) or '-'}", file=sys.stderr)
-    if left_out:
-        print(f"not possible on this machine: {', '.join(left_out)}", file=sys.stderr)
+    for words in left_out:
+        print(f"not possible here: {words}", file=sys.stderr)
     return int(bool(failed))
 
 

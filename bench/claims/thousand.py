@@ -25,11 +25,11 @@ from matplotlib.axes import Axes
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, drawn, errors, line
 from bench.harness.machine import is_installed
-from bench.harness.options import OptionsError, option
+from bench.harness.options import OptionsError, option, require
 from bench.harness.tables import median_of, spread_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
-from bench.loaders.spec import LOADERS, PARTS
+from bench.loaders.spec import LOADERS, PARTS, package_of
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEPT_READS = 64
@@ -66,9 +66,8 @@ class Options(MountOptions):
 def _usual_loaders() -> list[str]:
     if is_installed("chainer"):
         return _LOADERS
-    if is_installed("torch"):
-        return _WITHOUT_CHAINER
-    raise OptionsError("neither Chainer nor PyTorch is there: run python3 dev.py bench --torch")
+    require("torch")
+    return _WITHOUT_CHAINER
 
 
 def points_of(options: Options) -> list[dict]:
@@ -94,6 +93,8 @@ def points_of(options: Options) -> list[dict]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
+    loaders = [name for name in options.loaders if name not in ("floor", "ceiling")]
+    require(*(package_of(name).split(".")[0] for name in loaders))
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
     # Where the reads are given, all prefetchers are started, also those beyond the cores.
@@ -194,5 +195,6 @@ def _draw_bars(points: list[dict], axes: Axes) -> None:
     axes.set(xlim=(0, 1.15 * float((middle + spread[1]).max())), xlabel=_RATE_WORDS)
 
 
+NEEDS = ()  # what the loaders need
 TABLES = {"loaders": report.rate_rows, **report.TABLES}
 faults = report.faults

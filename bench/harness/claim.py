@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, machine_facts
-from bench.harness.options import OptionsError, add_arguments
+from bench.harness.options import OptionsError, add_arguments, require
 from bench.harness.tables import compared, rows_in, target_rows
 from bench.harness.turns import name_of
 from overlapiter.cli import console
@@ -89,6 +89,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     # For machines the result itself is all that is on standard output.
     tell = functools.partial(print, file=sys.stderr if is_json else sys.stdout)
     options, claim, commit = parse(name, words), claim_of(name), commit_facts()
+    require(*getattr(claim, "NEEDS", ("chainer",)))
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     options.local.mkdir(parents=True, exist_ok=True)
     # As pip does: with PYTHONDONTWRITEBYTECODE each process would compile what it imports, 0.1 s.

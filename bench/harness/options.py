@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bench.harness.isolated import CHECKOUT
+from bench.harness.machine import is_installed
+
+#: Where a module is not installed that some benchmarks need.
+_TO_DO = {
+    "chainer": "run it by python3 dev.py bench, with Python 3.11 or 3.10 on the path",
+    "torch": "run it by python3 dev.py bench --torch",
+}
 
 
 class OptionsError(ValueError):
@@ -17,6 +24,14 @@ class OptionsError(ValueError):
 
 class NotPossibleError(SystemExit):
     """This machine lacks what a benchmark needs. The message says what."""
+
+
+def require(*modules: str) -> None:
+    """Raise a NotPossibleError if one cannot be imported, which says how to come by it."""
+    for module in modules:
+        if not is_installed(module):
+            to_do = _TO_DO.get(module, f"install what has the module {module}")
+            raise NotPossibleError(f"{module} is not installed; {to_do}")
 
 
 def option(default: object, words: str, **others: object) -> Any:

@@ -20,7 +20,7 @@ from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS, Loader
 from bench.loaders.files import Heads, fingerprint, images_of
 from bench.loaders.floor import bare_reader, read_all, run_floor
-from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
+from bench.loaders.spec import NOT_MEASURED, RunSpec, package_of
 from bench.slow import SlowStore, Store, slow_store
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
@@ -29,7 +29,7 @@ _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
 
 def run_loader(spec: RunSpec) -> dict:
     """Do one run in this process."""
-    package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader, "chainer")
+    package = package_of(spec.loader)
     if is_installed(package.split(".")[0]):  # a script has imported it before
         importlib.import_module(package)
     if spec.loader in ("floor", "ceiling"):
