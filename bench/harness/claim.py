@@ -91,6 +91,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     options, claim, commit = parse(name, words), claim_of(name), commit_facts()
     require(*getattr(claim, "NEEDS", ("chainer",)))
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
+    _try_to_write(options.out)
     options.local.mkdir(parents=True, exist_ok=True)
     # As pip does: with PYTHONDONTWRITEBYTECODE each process would compile what it imports, 0.1 s.
     for package in ("overlapiter", "bench"):
@@ -112,7 +113,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
         "options": options.published(),
     }
     result = with_targets({**facts, **found})
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
     written = os.path.relpath(options.out)
     tell(f"{head(result)}\n\n{text_of(result)}\n\nEvery number is in {written}.")
@@ -123,6 +123,18 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if is_json:
         print(json.dumps(result))
     return int(bool(faults))
+
+
+def _try_to_write(path: Path) -> None:
+    """End the program now, and not after an hour of measuring, if a file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.exists()
+        path.open("a").close()
+        if not was_there:
+            path.unlink(missing_ok=True)  # unless another rank has done so
+    except OSError as error:
+        sys.exit(f"the result cannot be written: {error}; give another --out")
 
 
 def command_of(name: str, arguments: Sequence[str]) -> str:

@@ -57,6 +57,16 @@ def test_what_cannot_work_is_refused_with_what_to_change(monkeypatch, capsys, wo
     assert complaint in capsys.readouterr().err
 
 
+def test_a_result_that_could_not_be_written_is_not_measured_first(monkeypatch, tmp_path):
+    found = SimpleNamespace(Options=SomeOptions, __doc__="About.", measure=pytest.fail, NEEDS=())
+    monkeypatch.setitem(sys.modules, "bench.claims.some", found)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file/result.json", tmp_path):
+        with pytest.raises(SystemExit, match="the result cannot be written"):
+            claim.run("some", ["--out", str(out), "--local", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_the_help_says_the_defaults(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         parse_some(monkeypatch, "--help")
