@@ -95,7 +95,7 @@ def named(name: str) -> Experiment:
 def run(experiment: Experiment, arguments: list[str], folder: Path = claim.OWN_RESULTS) -> int:
     """Run one experiment with more options, into a folder; return the exit status."""
     out = ["--out", str(folder / f"{experiment.name}.json")]
-    return claim.run(experiment.claim, [*out, *shlex.split(experiment.arguments), *arguments])
+    return claim.run(experiment.claim, [*out, *arguments], shlex.split(experiment.arguments))
 
 
 def run_all(arguments: list[str]) -> int:

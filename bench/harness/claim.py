@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -62,8 +63,11 @@ def text_of(result: dict) -> str:
     return "\n\n".join(texts)
 
 
-def parse(name: str, arguments: Sequence[str]) -> Any:
-    """Return the checked options of a claim; ends the program if they cannot work."""
+def parse(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> Any:
+    """Return the checked options of a claim; ends the program if they cannot work.
+
+    The arguments count more than ``--quick`` does, and that more than what is planned.
+    """
     claim = claim_of(name)
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -71,11 +75,13 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     )
     add_arguments(parser, claim.Options)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
-    given = vars(parser.parse_args(arguments)).items()
+    usual = parser.parse_args(planned)
+    if parser.parse_args(arguments).quick:
+        known = {field.name: field.metadata for field in dataclasses.fields(claim.Options)}
+        vars(usual).update({k: each["quick"] for k, each in known.items() if "quick" in each})
+    given = vars(parser.parse_args(arguments, usual)).items()
     # A run is a process in the folder of the checkout.
     options = claim.Options(**{k: v.absolute() if isinstance(v, Path) else v for k, v in given})
-    for field in dataclasses.fields(options) if options.quick else ():
-        setattr(options, field.name, field.metadata.get("quick", getattr(options, field.name)))
     try:
         options.check()
     except OptionsError as error:
@@ -83,12 +89,12 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     return options
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
+def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int:
     """Do all runs of a claim, write, draw and print the result; return the exit status."""
     is_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
     # For machines the result itself is all that is on standard output.
     tell = functools.partial(print, file=sys.stderr if is_json else sys.stdout)
-    options, claim, commit = parse(name, words), claim_of(name), commit_facts()
+    options, claim, commit = parse(name, words, planned), claim_of(name), commit_facts()
     require(*getattr(claim, "NEEDS", ("chainer",)))
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     _try_to_write(options.out)
@@ -106,7 +112,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
         "benchmark": name,
         **commit,
         "date": began.isoformat(timespec="seconds"),
-        "command": command_of(name, words),
+        "command": command_of(name, [*planned, *words]),
         "machine": machine_facts(),
         "load_average": load_average,
         "staging_filesystem": disk,
@@ -139,7 +145,8 @@ def _try_to_write(path: Path) -> None:
 
 def command_of(name: str, arguments: Sequence[str]) -> str:
     """Return a command as it may be published: places of the user's own are left out."""
-    words = [Path(word).name if word.startswith("/") else word for word in arguments]
+    split = (word.split("=", 1) if word.startswith("--") else [word] for word in arguments)
+    words = [Path(word).name if word.startswith("/") else word for word in chain(*split)]
     while "--out" in words:
         place = words.index("--out")
         del words[place : place + 2]

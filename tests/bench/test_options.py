@@ -36,7 +36,20 @@ def test_an_argument_has_the_type_of_its_default(monkeypatch):
     options = parse_some(monkeypatch, "--files", "3", "--seed", "4")
     assert (options.files, options.seed, options.repeats) == (3, 4, 5)
     assert options.out == claim.OWN_RESULTS / "some.json"
+
+
+def test_what_is_given_counts_more_than_quick_and_that_more_than_what_is_planned(monkeypatch):
     assert parse_some(monkeypatch, "--quick").files == 1
+    assert parse_some(monkeypatch, "--quick", "--files", "3").files == 3
+    assert claim.parse("some", [], ["--files", "9"]).files == 9
+    assert claim.parse("some", ["--quick"], ["--files", "9"]).files == 1
+
+
+@pytest.mark.parametrize("between", [" ", "="])
+def test_a_command_is_published_without_places_of_the_users(between):
+    words = "--source /home/me/images --files 3 --out /home/me/a.json".replace(" /", f"{between}/")
+    published = claim.command_of("some", words.split())
+    assert published == "python -m bench some --source images --files 3"
 
 
 def test_lists_flags_paths_and_shares_are_read(monkeypatch):

@@ -86,7 +86,7 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
 ):
     asked = []
 
-    def run(name, arguments):
+    def run(name, arguments, _planned):
         if left_out and arguments[1].endswith(f"{left_out}.json"):
             raise NotPossibleError("there is no GPU")
         asked.append(arguments)
