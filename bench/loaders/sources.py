@@ -80,11 +80,13 @@ def prepare(
         local = str(scratch / "local") if options.source else ""
     else:
         made = make_photographs(PHOTOGRAPHS, n_examples)
-        pairs, place = (made.root / "pairs.txt").resolve(), made.root
+        pairs, place = scratch / "pairs.txt", made.root  # no more than these: there may be more
+        pairs.write_text("".join(f"{path} {label}\n" for path, label in made.pairs))
         kilobytes = f"{made.mean_bytes / 1e3:.1f} kB on average"
         data = f"{n_examples} different JPEG files of {kilobytes}"
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
-    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s"
+    rate = f"{options.mb_per_s:g} MB/s" if options.mb_per_s else "any number of MB/s"
+    store = f"{kind}: {options.open_ms:g} ms per open, {rate}"
     store = "slow store given by the user" if options.source else store
     spec = RunSpec(
         "overlap",

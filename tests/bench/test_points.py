@@ -10,9 +10,10 @@ import pytest
 
 pytest.importorskip("chainer")
 from bench.harness import isolated
-from bench.loaders import report
+from bench.loaders import report, sources
 from bench.loaders.sources import MountOptions, run_once, run_points
 from bench.loaders.spec import RunSpec
+from bench.photographs import make_photographs
 from overlapiter.cli.probe import file_system_of
 
 
@@ -61,3 +62,15 @@ def test_files_of_a_store_of_the_users_are_read_from_there_and_not_from_the_page
     assert run_once(emulated)["is_cached"]
     given = dataclasses.replace(emulated, mount="given", local_root=str(tmp_path))
     assert not run_once(given)["is_cached"]
+
+
+def test_made_photographs_are_called_so_and_are_no_more_than_those_that_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "PHOTOGRAPHS", tmp_path / "made")
+    make_photographs(tmp_path / "made", 6)
+    spec, facts = sources.prepare(MountOptions(mb_per_s=0), tmp_path, 4)
+    longer = dataclasses.replace(spec, n_examples=100, order="own")
+    assert longer.paths() == [f"0000/000000{number}.jpg" for number in range(4)]
+    assert facts["data"].startswith("4 different JPEG files of ")
+    assert facts["store"] == "emulated store: 10 ms per open, any number of MB/s"
