@@ -60,6 +60,8 @@ class Options(MountOptions):
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
         if not self.sweep and max(len(self.prefetchers), len(self.readers)) > 1:
             raise OptionsError("several numbers of processes need --sweep")
+        if self.sweep and "overlap" not in self.loaders:
+            raise OptionsError("--sweep varies overlap, which needs Chainer: give it to --loaders")
         super().check()
 
 
@@ -79,8 +81,9 @@ def points_of(options: Options) -> list[dict]:
     lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
     swept = [(_SWEEP["n_prefetchers"], n) for n in options.readers if options.sweep]
     processes = {
+        **{loader: [(options.prefetchers[0], fixed)] for loader in LOADERS if "overlap-" in loader},
         "overlap": [(n, fixed) for n in options.prefetchers] + swept,
-        "overlap-staged": [(options.prefetchers[0], fixed)],
+        "overlap-local": [(0, fixed)],
         **{loader: [(0, n) for n in options.readers] for loader in ("slow", "fast")},
         **{loader: [(0, len(os.sched_getaffinity(0)))] for loader in ("floor", "ceiling")},
     }
