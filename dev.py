@@ -167,7 +167,7 @@ class Environment:
         options = [(name, config.items(name)) for name in config if name.startswith("options")]
         paths = [
             ROOT / "setup.py",
-            *sorted(ROOT.rglob("overlapiter/**/*.c")),
+            *sorted((ROOT / "overlapiter").rglob("*.c")),
             *sorted(ROOT.glob("requirements/*.txt")),
         ]
         files = [path.read_text() for path in paths]

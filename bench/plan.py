@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness import claim
-from bench.harness.isolated import CHECKOUT
+from bench.harness.isolated import CHECKOUT, EndedError
 from bench.harness.options import NotPossibleError
 from bench.harness.tables import markdown, rows_in
 from bench.loaders.report import chief_rows
@@ -95,11 +95,11 @@ def named(name: str) -> Experiment:
 def run(experiment: Experiment, arguments: list[str], folder: Path = claim.OWN_RESULTS) -> int:
     """Run one experiment with more options, into a folder; return the exit status."""
     out = ["--out", str(folder / f"{experiment.name}.json")]
-    return claim.run(experiment.claim, [*out, *shlex.split(experiment.arguments), *arguments])
+    return claim.run(experiment.claim, [*out, *arguments], shlex.split(experiment.arguments))
 
 
 def run_all(arguments: list[str]) -> int:
-    """Run all experiments, each into its own file; return 1 if one has failed.
+    """Run all experiments that are possible here, each into its own file; return 1 if one fails.
 
     The arguments are ``--into FOLDER``, for another one than that of one's own results, and options
     that all of them have, such as ``--quick``.
@@ -112,15 +112,17 @@ def run_all(arguments: list[str]) -> int:
         print(f"\n=== {say} ===", file=sys.stderr, flush=True)
         try:
             failed += [each.name] * (run(each, arguments, folder) != 0)
-        except NotPossibleError:
-            left_out.append(each.name)
+        except EndedError:
+            raise
+        except NotPossibleError as error:
+            left_out.append(f"{each.name}: {error}")
         except (Exception, SystemExit) as error:  # the others go on
             print(f"{each.name}: {type(error).__name__}: {error}", file=sys.stderr)
             failed.append(each.name)
     n_done = len(EXPERIMENTS) - len(failed) - len(left_out)
     print(f"{n_done} experiments done; failed: {', '.join(failed) or '-'}", file=sys.stderr)
-    if left_out:
-        print(f"not possible on this machine: {', '.join(left_out)}", file=sys.stderr)
+    for words in left_out:
+        print(f"not possible here: {words}", file=sys.stderr)
     return int(bool(failed))
 
 

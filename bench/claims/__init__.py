@@ -15,7 +15,8 @@ and may have
   and ``AXES``, its settings, by the names that ``Axes.set`` of matplotlib has for them;
 * ``draw_all`` in place of these, which draws a result into files whose stem is given, and returns
   their paths;
-* ``faults``, which returns every reason for which a result is a failure.
+* ``faults``, which returns every reason for which a result is a failure;
+* ``NEEDS``, the modules without which nothing can be measured, if that is not Chainer alone.
 
 What has such a name says in a docstring only what is not said here.
 """

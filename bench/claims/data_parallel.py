@@ -34,8 +34,6 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
-
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
 from bench.harness.turns import take_turns
@@ -146,36 +144,23 @@ def reads_by_node(ranks: Sequence[dict], records: Sequence[OpenRecord]) -> list[
     """Return what each node read, in the order of their first ranks.
 
     Returns:
-        Dicts of ``node``; ``epoch_opens`` and ``epoch_bytes``, lists over epochs and, as the last
-        entry, what was read ahead beyond them; ``files``, how many different ones; and
-        ``most_opens``, of any one file. None of a store that is not emulated.
+        Dicts of ``node``; ``opens``; ``files``, how many different ones; and ``most_opens``, of any
+        one file. None of a store that is not emulated.
 
     Raises:
         ValueError: An open was by no process of any rank.
     """
-    by_node: dict[str, list[dict]] = {}
-    for rank in ranks if records else ():
-        by_node.setdefault(rank["node"], []).append(rank)
-    pids = {node: _pids(its) for node, its in by_node.items()}
-    if strangers := {record.pid for record in records}.difference(*pids.values()):
+    paths: dict[str, Counter[str]] = {rank["node"]: Counter() for rank in ranks if records}
+    nodes = {pid: rank["node"] for rank in ranks for e in rank["epochs"] for pid in e["pids"]}
+    if strangers := {record.pid for record in records} - nodes.keys():
         raise ValueError(f"processes {sorted(strangers)}, which read files, are of no rank")
+    for record in records:
+        paths[nodes[record.pid]][record.path] += 1
     found = []
-    for node, its in by_node.items():
-        mine = [record for record in records if record.pid in pids[node]]
-        by_epoch = zip(*(rank["epochs"] for rank in its), strict=True)
-        ends = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
-        epochs = np.searchsorted(ends, [record.ready_seconds for record in mine])
-        opens, sizes = np.bincount(epochs, minlength=len(ends) + 1), [r.size_bytes for r in mine]
-        n_bytes = np.bincount(epochs, sizes, len(ends) + 1).astype(int)
-        reads = {"node": node, "epoch_opens": opens.tolist(), "epoch_bytes": n_bytes.tolist()}
-        by_path = Counter(record.path for record in mine)
-        reads |= {"files": len(by_path), "most_opens": max(by_path.values(), default=0)}
-        found.append(reads)
+    for node, opens in paths.items():
+        facts = {"opens": opens.total(), "files": len(opens)}
+        found.append({"node": node, **facts, "most_opens": max(opens.values(), default=0)})
     return found
-
-
-def _pids(ranks: list[dict]) -> set[int]:
-    return {pid for rank in ranks for epoch in rank["epochs"] for pid in epoch["pids"]}
 
 
 def seconds_of(epoch: dict) -> float:
@@ -270,7 +255,7 @@ def node_read_rows(result: dict) -> list[list[str]]:
     columns = {
         "loader": lambda pair: LOADERS[pair[0]],
         "node": lambda pair: pair[1]["node"],
-        "opens": lambda pair: sum(pair[1]["epoch_opens"]),
+        "opens": lambda pair: pair[1]["opens"],
         "different files": lambda pair: pair[1]["files"],
         "of any one file, at most": lambda pair: pair[1]["most_opens"],
     }

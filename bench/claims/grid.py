@@ -21,6 +21,7 @@ from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
 from bench.harness.turns import take_turns
+from overlapiter.errors import TrainingError
 
 _N_RATES, _N_BATCHES = 8, 5
 
@@ -66,8 +67,10 @@ def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
         out, shared = str(data / f"grid/{number}"), {"metrics": ("accuracy",), "seed": 0}
         try:
             last = train(*words, out=out, restart=True, **shared, **settings)[-1]
-        except Exception:  # a rate so high that the weights are no longer finite
-            last = {"val_accuracy": 0.0}
+        except TrainingError as error:
+            if error.__cause__:  # a full disk, for example
+                raise
+            last = {"val_accuracy": 0.0}  # a rate so high that the weights are no longer finite
         found.append(last["val_accuracy"])
     return found
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from bench.harness import isolated
 from bench.harness.machine import is_installed
-from bench.harness.options import CommonOptions, NotPossibleError, option, picked
+from bench.harness.options import CommonOptions, NotPossibleError, option, picked, require
 from bench.harness.tables import Wanted, share_of
 from bench.harness.turns import call_in_turns, wrong_arrays
 
@@ -219,6 +219,8 @@ def measure(options: Options, _scratch: Path) -> dict:
     there = {"found": ["torch", "cupy"], "gpu": "the trainer"}
     if options.device == "gpu":
         there = isolated.call(frameworks, {})
+    else:
+        require(*("torch" if "torch" in name else "chainer" for name in options.loaders))
     if not there["found"]:
         raise NotPossibleError("there is no GPU, or neither PyTorch nor CuPy can use it")
     points = [
@@ -249,4 +251,5 @@ TABLES = {
         "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
     }
 }
+NEEDS = ()  # what the loaders need
 faults = wrong_arrays

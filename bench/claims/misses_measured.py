@@ -49,6 +49,7 @@ _NAMES = {
 
 
 class Options(EpochOptions):
+    fixed = ("source",)  # a store of the user's counts no reads
     epochs: int = 4
     open_ms: float = 2.0
     mb_per_s: float = 1000.0

@@ -30,6 +30,7 @@ _ALL = 1.2
 
 
 class Options(EpochOptions):
+    fixed = ("source", "mount", "mb_per_s")  # the stores are emulated, each with a rate of its own
     examples: int = 1600
     epochs: int = 4
     repeats: int = 2

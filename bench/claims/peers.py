@@ -84,6 +84,7 @@ _PATIENCE_SECONDS = 60
 
 
 class Options(EpochOptions):
+    fixed = ("source",)  # a store of the user's counts no reads
     examples: int = 3200
     epochs: int = 5
     batch_size: int = 8

@@ -110,5 +110,6 @@ def _times(run: dict, *others: dict) -> float:
     return run["images_per_second"] / max(other["images_per_second"] for other in others)
 
 
+NEEDS = ("torch",)
 TABLES = {"pytorch": report.rate_rows, **report.TABLES}
 faults = report.faults

@@ -26,6 +26,7 @@ _WINDOW_SECONDS = 0.5
 
 
 class Options(MountOptions):
+    fixed = ("pairs", "root", "open_ms")  # it makes its files, and varies the last one
     latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store", quick=[1])
     reads: list[int] = option([16, 64, 256], "the fixed numbers", quick=[8])
     files: int = option(40_000, "files to stage, at most", quick=640)

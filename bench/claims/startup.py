@@ -15,7 +15,6 @@ from statistics import median
 
 from bench.harness.options import option
 from bench.loaders.sources import MountOptions, run_points
-from bench.photographs import PHOTOGRAPHS, make_photographs
 
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
@@ -28,10 +27,6 @@ class Options(MountOptions):
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    if not options.pairs:  # no more than these, of which there may be more
-        made = make_photographs(PHOTOGRAPHS, options.files)
-        options.root, options.pairs = made.root, scratch / "pairs.txt"
-        options.pairs.write_text("".join(f"{path} {label}\n" for path, label in made.pairs))
     points = [
         # The stock iterator is slow on the slow store: a quarter has to do.
         {"loader": loader, "n_readers": n_readers, "n_examples": n_examples,

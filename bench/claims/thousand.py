@@ -25,11 +25,11 @@ from matplotlib.axes import Axes
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, drawn, errors, line
 from bench.harness.machine import is_installed
-from bench.harness.options import OptionsError, option
+from bench.harness.options import OptionsError, option, require
 from bench.harness.tables import median_of, spread_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
-from bench.loaders.spec import LOADERS, PARTS
+from bench.loaders.spec import LOADERS, PARTS, package_of
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEPT_READS = 64
@@ -60,15 +60,16 @@ class Options(MountOptions):
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
         if not self.sweep and max(len(self.prefetchers), len(self.readers)) > 1:
             raise OptionsError("several numbers of processes need --sweep")
+        if self.sweep and "overlap" not in self.loaders:
+            raise OptionsError("--sweep varies overlap, which needs Chainer: give it to --loaders")
         super().check()
 
 
 def _usual_loaders() -> list[str]:
     if is_installed("chainer"):
         return _LOADERS
-    if is_installed("torch"):
-        return _WITHOUT_CHAINER
-    raise OptionsError("neither Chainer nor PyTorch is there: run python3 dev.py bench --torch")
+    require("torch")
+    return _WITHOUT_CHAINER
 
 
 def points_of(options: Options) -> list[dict]:
@@ -80,8 +81,9 @@ def points_of(options: Options) -> list[dict]:
     lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
     swept = [(_SWEEP["n_prefetchers"], n) for n in options.readers if options.sweep]
     processes = {
+        **{loader: [(options.prefetchers[0], fixed)] for loader in LOADERS if "overlap-" in loader},
         "overlap": [(n, fixed) for n in options.prefetchers] + swept,
-        "overlap-staged": [(options.prefetchers[0], fixed)],
+        "overlap-local": [(0, fixed)],
         **{loader: [(0, n) for n in options.readers] for loader in ("slow", "fast")},
         **{loader: [(0, len(os.sched_getaffinity(0)))] for loader in ("floor", "ceiling")},
     }
@@ -94,6 +96,8 @@ def points_of(options: Options) -> list[dict]:
 
 
 def measure(options: Options, scratch: Path) -> dict:
+    loaders = [name for name in options.loaders if name not in ("floor", "ceiling")]
+    require(*(package_of(name).split(".")[0] for name in loaders))
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
     # Where the reads are given, all prefetchers are started, also those beyond the cores.
@@ -127,9 +131,10 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
             "readers": partial(_draw_parts, points, "n_readers", "n_prefetchers"),
             "loaders": partial(_draw_lines, points),
         }
+    cache = "warm" if "source" in options else "cold"  # a place of the user's is not published
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
-        f"median of {options['repeats']} runs; page cache of the source warm before each run",
+        f"median of {options['repeats']} runs; page cache of the source {cache} before each run",
     ]
     paths = {stem.with_name(f"{stem.name}-{name}.png"): draw for name, draw in figures.items()}
     for path, draw in paths.items():
@@ -193,5 +198,6 @@ def _draw_bars(points: list[dict], axes: Axes) -> None:
     axes.set(xlim=(0, 1.15 * float((middle + spread[1]).max())), xlabel=_RATE_WORDS)
 
 
+NEEDS = ()  # what the loaders need
 TABLES = {"loaders": report.rate_rows, **report.TABLES}
 faults = report.faults

@@ -242,4 +242,5 @@ def faults(result: dict) -> list[str]:
     return texts
 
 
+NEEDS = ()
 TABLES = {"training": rows}

@@ -14,13 +14,14 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, machine_facts
-from bench.harness.options import OptionsError, add_arguments
+from bench.harness.options import OptionsError, add_arguments, require
 from bench.harness.tables import compared, rows_in, target_rows
 from bench.harness.turns import name_of
 from overlapiter.cli import console
@@ -62,8 +63,11 @@ def text_of(result: dict) -> str:
     return "\n\n".join(texts)
 
 
-def parse(name: str, arguments: Sequence[str]) -> Any:
-    """Return the checked options of a claim; ends the program if they cannot work."""
+def parse(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> Any:
+    """Return the checked options of a claim; ends the program if they cannot work.
+
+    The arguments count more than ``--quick`` does, and that more than what is planned.
+    """
     claim = claim_of(name)
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -71,11 +75,13 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     )
     add_arguments(parser, claim.Options)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
-    given = vars(parser.parse_args(arguments)).items()
+    usual = parser.parse_args(planned)
+    if parser.parse_args(arguments).quick:
+        known = {field.name: field.metadata for field in dataclasses.fields(claim.Options)}
+        vars(usual).update({k: each["quick"] for k, each in known.items() if "quick" in each})
+    given = vars(parser.parse_args(arguments, usual)).items()
     # A run is a process in the folder of the checkout.
     options = claim.Options(**{k: v.absolute() if isinstance(v, Path) else v for k, v in given})
-    for field in dataclasses.fields(options) if options.quick else ():
-        setattr(options, field.name, field.metadata.get("quick", getattr(options, field.name)))
     try:
         options.check()
     except OptionsError as error:
@@ -83,13 +89,15 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     return options
 
 
-def run(name: str, arguments: Sequence[str]) -> int:
+def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int:
     """Do all runs of a claim, write, draw and print the result; return the exit status."""
     is_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
     # For machines the result itself is all that is on standard output.
     tell = functools.partial(print, file=sys.stderr if is_json else sys.stdout)
-    options, claim, commit = parse(name, words), claim_of(name), commit_facts()
+    options, claim, commit = parse(name, words, planned), claim_of(name), commit_facts()
+    require(*getattr(claim, "NEEDS", ("chainer",)))
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
+    _try_to_write(options.out)
     options.local.mkdir(parents=True, exist_ok=True)
     # As pip does: with PYTHONDONTWRITEBYTECODE each process would compile what it imports, 0.1 s.
     for package in ("overlapiter", "bench"):
@@ -104,14 +112,13 @@ def run(name: str, arguments: Sequence[str]) -> int:
         "benchmark": name,
         **commit,
         "date": began.isoformat(timespec="seconds"),
-        "command": command_of(name, words),
+        "command": command_of(name, [*planned, *words]),
         "machine": machine_facts(),
         "load_average": load_average,
         "staging_filesystem": disk,
-        "options": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
+        "options": options.published(),
     }
     result = with_targets({**facts, **found})
-    options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
     written = os.path.relpath(options.out)
     tell(f"{head(result)}\n\n{text_of(result)}\n\nEvery number is in {written}.")
@@ -124,9 +131,22 @@ def run(name: str, arguments: Sequence[str]) -> int:
     return int(bool(faults))
 
 
+def _try_to_write(path: Path) -> None:
+    """End the program now, and not after an hour of measuring, if a file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        was_there = path.exists()
+        path.open("a").close()
+        if not was_there:
+            path.unlink(missing_ok=True)  # unless another rank has done so
+    except OSError as error:
+        sys.exit(f"the result cannot be written: {error}; give another --out")
+
+
 def command_of(name: str, arguments: Sequence[str]) -> str:
     """Return a command as it may be published: places of the user's own are left out."""
-    words = [Path(word).name if word.startswith("/") else word for word in arguments]
+    split = (word.split("=", 1) if word.startswith("--") else [word] for word in arguments)
+    words = [Path(word).name if word.startswith("/") else word for word in chain(*split)]
     while "--out" in words:
         place = words.index("--out")
         del words[place : place + 2]

@@ -111,9 +111,17 @@ def launch(
     return command
 
 
+class EndedError(SystemExit):
+    """SIGTERM has come, which is to end the program, whatever it is doing."""
+
+
 def end_in_order() -> None:
     """Have SIGTERM, by which a batch system ends a job, end what this program has begun, too."""
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+
+    def end(number: int, _frame: object) -> None:
+        raise EndedError(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
     # Pools of other loaders end their workers by it, at once.
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 

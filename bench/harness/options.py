@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from bench.harness.isolated import CHECKOUT
+from bench.harness.machine import is_installed
+
+#: Where a module is not installed that some benchmarks need.
+_TO_DO = {
+    "chainer": "run it by python3 dev.py bench, with Python 3.11 or 3.10 on the path",
+    "torch": "run it by python3 dev.py bench --torch",
+}
 
 
 class OptionsError(ValueError):
@@ -17,6 +24,14 @@ class OptionsError(ValueError):
 
 class NotPossibleError(SystemExit):
     """This machine lacks what a benchmark needs. The message says what."""
+
+
+def require(*modules: str) -> None:
+    """Raise a NotPossibleError if one cannot be imported, which says how to come by it."""
+    for module in modules:
+        if not is_installed(module):
+            to_do = _TO_DO.get(module, f"install what has the module {module}")
+            raise NotPossibleError(f"{module} is not installed; {to_do}")
 
 
 def option(default: object, words: str, **others: object) -> Any:
@@ -36,9 +51,10 @@ def option(default: object, words: str, **others: object) -> Any:
 class CommonOptions:
     """What every benchmark takes; a class of its own adds to it, or only changes a default.
 
-    Such a class is a dataclass, too.
+    Such a class is a dataclass, too. What it would ignore of the classes above is ``fixed``.
     """
 
+    fixed = ()  # names of options that are not to be given
     out: Path = option(Path(), "JSON file (bench/results/own)")
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
     repeats: int = option(3, "interleaved runs of each", quick=1)
@@ -54,7 +70,16 @@ class CommonOptions:
         dataclasses.dataclass(cls)
 
     def check(self) -> None:
-        """Complete the options, or raise an OptionsError."""
+        """Complete the options, or raise an OptionsError, as for those that would be ignored."""
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        if given := [name for name in self.fixed if getattr(self, name) != usual[name]]:
+            words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise OptionsError(f"this benchmark would ignore {words}: leave it out")
+
+    def published(self) -> dict[str, object]:
+        """Return those that were used, by name, without places of the user's own."""
+        used = {name: value for name, value in vars(self).items() if name not in self.fixed}
+        return {name: value for name, value in used.items() if not isinstance(value, Path)}
 
 
 def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
@@ -17,10 +18,11 @@ ItemT = TypeVar("ItemT")
 _STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 
-def spread(values: Iterable[float]) -> dict[str, float]:
-    """Return median, minimum and maximum."""
-    values = list(values)
-    return {"median": median(values), "min": min(values), "max": max(values)}
+def spread(values: Iterable[float | None]) -> dict[str, float]:
+    """Return median, minimum and maximum; they are NaN where one was not measured, but is None."""
+    found = list(values)
+    found = [math.nan] if None in found else found
+    return {"median": median(found), "min": min(found), "max": max(found)}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -73,10 +75,11 @@ Columns = Mapping[str, str | Callable[[ItemT], object]]
 
 
 def table(items: Iterable[ItemT], columns: Columns[ItemT]) -> Rows:
-    """Return a header and a row for each item."""
+    """Return a header and a row for each item, with ``-`` for a number that was not measured."""
 
     def cell(item: ItemT, column: str | Callable[[ItemT], object]) -> str:
-        return column.format_map(_Facts(item)) if isinstance(column, str) else str(column(item))
+        text = column.format_map(_Facts(item)) if isinstance(column, str) else str(column(item))
+        return "-" if text == "nan" else text
 
     rows = [[cell(item, column) for column in columns.values()] for item in items]
     return [list(columns), *rows]

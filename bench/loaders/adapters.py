@@ -21,6 +21,8 @@ from bench.slow.store import attach
 
 _COPY_STREAMS = 64
 _N_PREPARED = 4
+#: Of staging, what a run may have chosen.
+_CHOSEN = ("n_prefetchers", "reads_in_flight", "capacity")
 
 
 class Part(NamedTuple):
@@ -53,7 +55,7 @@ def open_overlap(spec: RunSpec, dataset: Any, store: Any, part: Part | None = No
 
     options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
     if spec.loader != "overlap-local":
-        chosen = picked(spec, ("n_prefetchers", "reads_in_flight", "capacity"))
+        chosen = picked(spec, _CHOSEN)
         chosen["peers"] = part.comm if spec.has_peers else None
         options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
     dataset = dataset if store is None else attach(dataset, store)
@@ -171,7 +173,8 @@ def open_overlap_torch(spec: RunSpec, dataset: Any, store: Any, _part: None = No
     images = kind(dataset._pairs, spec.root)
     images = images if store is None else attach(images, store)
     options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
-    options["staging"] = overlapiter.Staging(spec.staging, source=spec.root)
+    chosen = picked(spec, _CHOSEN)
+    options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
     loader = overlapiter.torch.DataLoader(images, **options)
     return _collated(loader, loader.close, statistics=partial(_numbers, loader))
 

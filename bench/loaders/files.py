@@ -15,6 +15,7 @@ from PIL import Image
 from bench.harness.machine import is_installed
 
 _HEAD_BYTES = 64
+_N_STREAMS = 64  # that forget files
 Example = tuple[np.ndarray, np.ndarray]
 
 
@@ -82,6 +83,19 @@ def read_files(paths: Iterable[str], root: str) -> None:
     """Read every file once, so that the page cache holds it."""
     for path in paths:
         Path(root, path).read_bytes()
+
+
+def forget_files(paths: Sequence[str], root: str) -> None:
+    """Have the page cache drop every file, so that a read of it asks the store."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def forget(paths: Sequence[str]) -> None:
+        for path in paths:
+            with open(os.path.join(root, path), "rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    with ThreadPoolExecutor(_N_STREAMS) as pool:  # such a store takes long to open each of them
+        list(pool.map(forget, [paths[first::_N_STREAMS] for first in range(_N_STREAMS)]))
 
 
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:

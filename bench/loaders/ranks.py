@@ -22,7 +22,7 @@ import numpy as np
 import overlapiter.mpi
 from bench.harness import isolated
 from bench.loaders.adapters import ADAPTERS, Part
-from bench.loaders.files import copy_files
+from bench.loaders.files import copy_files, forget_files
 from bench.loaders.run import data_of, drive
 from bench.loaders.spec import RunSpec
 from bench.slow import SlowStore, slow_store
@@ -85,6 +85,8 @@ def rank(request: dict) -> dict | None:
     if spec.is_local and node.local_rank == 0:
         missing = [path for path in spec.paths() if not Path(spec.local, path).exists()]
         copy_files(missing, spec.root, spec.local, n_streams=16)
+    elif spec.local_root and node.local_rank == 0:  # a store of the user's
+        forget_files(spec.paths(), spec.root)
     comm.mpi_comm.Barrier()
     spec, dataset, emulated = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)

@@ -55,10 +55,9 @@ def meaning_of(point: dict) -> str:
 def faults(result: dict) -> list[str]:
     """Return which loaders delivered other examples than the reference, and which failed."""
     different = result["verified"]["different"].items()
-    failed = result.get("failed", {}).items()  # those that earlier versions wrote lack it
     return [
         *(f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different),
-        *(f"NO RESULT of {name}: {error}" for name, error in failed),
+        *(f"NO RESULT of {name}: {error}" for name, error in result["failed"].items()),
     ]
 
 

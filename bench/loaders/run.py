@@ -20,7 +20,7 @@ from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS, Loader
 from bench.loaders.files import Heads, fingerprint, images_of
 from bench.loaders.floor import bare_reader, read_all, run_floor
-from bench.loaders.spec import NOT_MEASURED, PACKAGES, RunSpec
+from bench.loaders.spec import NOT_MEASURED, RunSpec, package_of
 from bench.slow import SlowStore, Store, slow_store
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
@@ -29,7 +29,7 @@ _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
 
 def run_loader(spec: RunSpec) -> dict:
     """Do one run in this process."""
-    package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader, "chainer")
+    package = package_of(spec.loader)
     if is_installed(package.split(".")[0]):  # a script has imported it before
         importlib.import_module(package)
     if spec.loader in ("floor", "ceiling"):
@@ -70,7 +70,7 @@ def _mark(store: Store = None, loader: Loader | None = None, position: int = 0) 
     end, family = time.monotonic(), descendants(os.getpid())
     pids = [os.getpid(), *(process.pid for process in family)]
     counted, crossed = loader.statistics() if loader else {}, store.counts() if store else {}
-    counts = {key: crossed.get(f"store_{key}", 0) for key in ("opens", "bytes")}
+    counts = {key.removeprefix("store_"): n for key, n in crossed.items()}
     counts |= {name: counted[name] for name in _COUNTS if name in counted}
     counts["trainer_cpu_seconds"] = time.process_time()
     counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids[1:]))
@@ -88,6 +88,7 @@ def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[
         waits, sizes = zip(*taken[here], strict=True)
         epoch = {"start": start, "end": end, "seconds": end - start, "pids": after["pids"]}
         epoch |= {"wait_seconds": sum(waits, waited), "n_images": sum(sizes)}
+        epoch |= {"opens": None, "bytes": None}  # where no store counts them
         epoch |= {"loss": mean(losses[here])} if losses else {}
         counts = {key: n - before["counts"].get(key, 0) for key, n in after["counts"].items()}
         found.append(epoch | counts)

@@ -11,10 +11,10 @@ from pathlib import Path
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
-from bench.loaders.files import copy_files, read_files, read_pairs
+from bench.loaders.files import copy_files, forget_files, read_files, read_pairs
 from bench.loaders.report import verified
 from bench.loaders.run import run_loader
-from bench.loaders.spec import RunSpec
+from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import build
 
@@ -36,6 +36,7 @@ class MountOptions(CommonOptions):
 
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
+        super().check()
         if self.source and self.root:
             raise OptionsError("--source is the place of files; --root is for an emulated store")
         if bool(self.source or self.root) != bool(self.pairs):
@@ -79,11 +80,13 @@ def prepare(
         local = str(scratch / "local") if options.source else ""
     else:
         made = make_photographs(PHOTOGRAPHS, n_examples)
-        pairs, place = (made.root / "pairs.txt").resolve(), made.root
+        pairs, place = scratch / "pairs.txt", made.root  # no more than these: there may be more
+        pairs.write_text("".join(f"{path} {label}\n" for path, label in made.pairs))
         kilobytes = f"{made.mean_bytes / 1e3:.1f} kB on average"
         data = f"{n_examples} different JPEG files of {kilobytes}"
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
-    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s"
+    rate = f"{options.mb_per_s:g} MB/s" if options.mb_per_s else "any number of MB/s"
+    store = f"{kind}: {options.open_ms:g} ms per open, {rate}"
     store = "slow store given by the user" if options.source else store
     spec = RunSpec(
         "overlap",
@@ -103,7 +106,7 @@ def prepare(
 
 def capacity_of(spec: RunSpec, fraction: float) -> int:
     """Return the bytes that a part of the files takes, each in whole blocks of the disk."""
-    paths = (Path(spec.local, path) for path, _ in read_pairs(spec.pairs, spec.n_examples))
+    paths = (Path(spec.root, path) for path, _ in read_pairs(spec.pairs, spec.n_examples))
     n_blocks = sum(-(-path.stat().st_size // _BLOCK_BYTES) for path in paths)
     return int(fraction * n_blocks) * _BLOCK_BYTES
 
@@ -134,10 +137,13 @@ def fresh(spec: RunSpec) -> RunSpec:
 
 
 def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
-    """Do one run, with its files in the page cache."""
+    """Do one run, with its files in the page cache, unless they are in a store of the user's."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
-    read_files(spec.paths(), spec.local if spec.is_local else spec.root)
+    if spec.is_local or not spec.local_root:
+        read_files(spec.paths(), spec.local if spec.is_local else spec.root)
+    if spec.loader not in OF_LOCAL_DISK and spec.local_root:
+        forget_files(spec.paths(), spec.root)
     return isolated.call(run_loader, spec, most_seconds=most_seconds)
 
 

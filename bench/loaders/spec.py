@@ -37,6 +37,11 @@ OF_LOCAL_DISK = (
 PACKAGES = {"dali": "nvidia.dali", "dali-files": "nvidia.dali", "spdl": "spdl.pipeline"}
 
 
+def package_of(loader: str) -> str:
+    """Return the package that a loader needs, as it is imported."""
+    return "torch.utils.data" if "torch" in loader else PACKAGES.get(loader, "chainer")
+
+
 @dataclass(frozen=True)
 class RunSpec:
     """One run, which ends after ``n_batches``, ``n_epochs`` or ``seconds`` if they are not 0."""

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness.isolated import CHECKOUT
-from bench.harness.options import OptionsError
+from bench.harness.options import NotPossibleError
 
 _SOURCE = Path(__file__).with_name("slowfs.c")
 _PLACE = CHECKOUT / ".cache/bench"
@@ -26,7 +26,7 @@ _INSTALL = (
 )
 
 
-class MountUnavailableError(OptionsError):
+class MountUnavailableError(NotPossibleError):
     """A FUSE file system cannot be built or mounted here. The message says what to do."""
 
 

@@ -10,7 +10,6 @@ import io
 import os
 import pathlib
 import struct
-import threading
 import time
 import weakref
 from collections import Counter
@@ -27,10 +26,9 @@ DatasetT = TypeVar("DatasetT")
 _RECORD_BYTES = 256  # divides the page size: a signal never splits the write of one
 _HEAD = struct.Struct("<dqiH")
 _PATH_BYTES = _RECORD_BYTES - _HEAD.size
-#: The only store of this process for each log: were there a second descriptor, to close it would
-#: drop the lock that is held through the first.
+#: The only store of this process for each log: were a second one installed, each open would count
+#: twice.
 _stores: weakref.WeakValueDictionary[Log, SlowStore] = weakref.WeakValueDictionary()
-_lock = threading.RLock()
 
 
 class OpenRecord(NamedTuple):
@@ -142,8 +140,7 @@ class SlowStore(contextlib.AbstractContextManager):
 
     @classmethod
     def _unpickled(cls, *arguments: object) -> SlowStore:
-        with _lock:
-            return _stores.get(arguments[-1]) or cls(*arguments)
+        return _stores.get(arguments[-1]) or cls(*arguments)
 
     # -- being slow ---------------------------------------------------------------------------
 
@@ -237,13 +234,15 @@ class SlowStore(contextlib.AbstractContextManager):
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude the other threads, then the other processes. A killed holder lets go."""
-        with _lock:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+        """Exclude all other threads and processes. A killed holder lets go."""
+        # The lock belongs to what is opened here; through `_fd` all threads would have the same.
+        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_RDWR)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it open, too
+            os.close(fd)
 
     def close(self) -> None:
         """Uninstall in this process, in which it is not to be used any more. Idempotent."""
@@ -254,14 +253,6 @@ class SlowStore(contextlib.AbstractContextManager):
     def __exit__(self, *_exc_info: object) -> None:
         """Close the store, which :meth:`__enter__` did not install."""
         self.close()
-
-
-def _renew_lock_after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()  # a thread that is gone may have held the old one
-
-
-os.register_at_fork(after_in_child=_renew_lock_after_fork)
 
 
 def _replace_open(opener: Callable[..., IO]) -> None:

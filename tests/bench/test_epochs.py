@@ -67,6 +67,26 @@ def test_what_would_have_to_be_missed_is_read_beside_the_later_epochs(
     assert [epoch["opens"] for epoch in found["epochs"]] == [N_FILES, 0.5 * N_FILES]
 
 
+def test_of_a_store_of_the_users_the_reads_are_not_counted(
+    image_folder: Path, tmp_path: Path
+) -> None:
+    given = {"mount": "given", "local_root": str(tmp_path / "nothing is here yet")}
+    place = str(image_folder / "list.txt"), N_FILES, str(image_folder), ""
+    given["capacity"] = capacity_of(RunSpec("overlap", *place, **given), 1.0)
+    found = epochs_of(image_folder, tmp_path, is_decoding=False, **given)
+    points = [{"name": "capacity", "runs": [found]}]
+    assert [row[4:] for row in epoch_times.rows({"points": points})[1:]] == [["-", "-"]] * 2
+
+
+@pytest.mark.parametrize("name", ["misses-measured", "peers", "model-times"])
+def test_what_needs_a_store_of_its_own_refuses_that_of_the_user(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        claim.parse(name, ["--source", "images", "--pairs", "pairs.txt"])
+    assert "this benchmark would ignore --source: leave it out" in capsys.readouterr().err
+
+
 def epoch(seconds: float, opens: int, n_bytes: float) -> dict:
     return {"seconds": seconds, "opens": opens, "bytes": n_bytes}
 

@@ -36,7 +36,20 @@ def test_an_argument_has_the_type_of_its_default(monkeypatch):
     options = parse_some(monkeypatch, "--files", "3", "--seed", "4")
     assert (options.files, options.seed, options.repeats) == (3, 4, 5)
     assert options.out == claim.OWN_RESULTS / "some.json"
+
+
+def test_what_is_given_counts_more_than_quick_and_that_more_than_what_is_planned(monkeypatch):
     assert parse_some(monkeypatch, "--quick").files == 1
+    assert parse_some(monkeypatch, "--quick", "--files", "3").files == 3
+    assert claim.parse("some", [], ["--files", "9"]).files == 9
+    assert claim.parse("some", ["--quick"], ["--files", "9"]).files == 1
+
+
+@pytest.mark.parametrize("between", [" ", "="])
+def test_a_command_is_published_without_places_of_the_users(between):
+    words = "--source /home/me/images --files 3 --out /home/me/a.json".replace(" /", f"{between}/")
+    published = claim.command_of("some", words.split())
+    assert published == "python -m bench some --source images --files 3"
 
 
 def test_lists_flags_paths_and_shares_are_read(monkeypatch):
@@ -55,6 +68,16 @@ def test_what_cannot_work_is_refused_with_what_to_change(monkeypatch, capsys, wo
     with pytest.raises(SystemExit):
         parse_some(monkeypatch, *words)
     assert complaint in capsys.readouterr().err
+
+
+def test_a_result_that_could_not_be_written_is_not_measured_first(monkeypatch, tmp_path):
+    found = SimpleNamespace(Options=SomeOptions, __doc__="About.", measure=pytest.fail, NEEDS=())
+    monkeypatch.setitem(sys.modules, "bench.claims.some", found)
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file/result.json", tmp_path):
+        with pytest.raises(SystemExit, match="the result cannot be written"):
+            claim.run("some", ["--out", str(out), "--local", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_the_help_says_the_defaults(monkeypatch, capsys):

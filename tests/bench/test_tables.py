@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
 ):
     asked = []
 
-    def run(name, arguments):
+    def run(name, arguments, _planned):
         if left_out and arguments[1].endswith(f"{left_out}.json"):
             raise NotPossibleError("there is no GPU")
         asked.append(arguments)
@@ -102,7 +103,22 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
     assert all(words[-2:] == ["--repeats", "1"] for words in asked)
     told = capsys.readouterr().err
     assert "failed: evicting" in told
-    assert ("not possible on this machine: gpu" in told) == (left_out == "gpu")
+    assert ("not possible here: gpu: there is no GPU" in told) == (left_out == "gpu")
+
+
+def test_what_is_not_installed_and_no_fuse_are_named_and_no_failure_of_all_experiments(
+    monkeypatch, tmp_path, capsys
+):
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != "/dev/fuse" and exists(path))
+    monkeypatch.setattr("bench.harness.options.is_installed", lambda _module: False)
+    some = [each for each in plan.EXPERIMENTS if each.name in ("pipeline-fuse", "in-memory")]
+    monkeypatch.setattr(plan, "EXPERIMENTS", some)
+    assert main(["--all", "--into", str(tmp_path)]) == 0
+    *_, count, fuse, chainer = capsys.readouterr().err.splitlines()
+    assert count == "0 experiments done; failed: -"
+    assert fuse.startswith("not possible here: pipeline-fuse: there is no /dev/fuse")
+    assert chainer.startswith("not possible here: in-memory: chainer is not installed; run it by")
 
 
 def test_a_run_of_ones_own_goes_to_a_folder_that_git_ignores():

@@ -115,6 +115,7 @@ def test_a_slow_store_of_the_user_is_not_emulated(image_folder, tmp_path):
     ("words", "complaint"),
     [
         (["--readers", "2,4"], "need --sweep"),
+        (["--sweep", "--loaders", "overlap-torch,floor"], "--sweep varies overlap"),
         (["--loaders", "faster"], "unknown"),
         (["--root", "."], "need --pairs"),
         (["--pairs", "pairs.txt"], "need --pairs"),
@@ -133,6 +134,13 @@ def test_the_sweep_varies_one_number_at_a_time():
     assert points[:6] == [("overlap", n, 2) for n in (1, 2, 4, 8, 12, 16)]
     assert points[6:11] == [("overlap", 12, n) for n in (1, 4, 8, 12, 16)]
     assert points[11:] == [("slow", 0, n) for n in (1, 2, 4, 8, 12, 16)]
+
+
+def test_each_loader_of_ours_has_as_many_prefetchers_as_are_asked_for():
+    loaders = ("overlap", "overlap-staged", "overlap-torch", "overlap-torch-staged")
+    words = ["--prefetchers", "3", "--loaders", ",".join(loaders)]
+    points = thousand.points_of(claim.parse("thousand", words))
+    assert [(p["loader"], p["n_prefetchers"]) for p in points] == [(name, 3) for name in loaders]
 
 
 def test_pairs_may_have_spaces_in_their_paths(tmp_path):

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
 from bench.claims import algorithms, grid
 from bench.harness.claim import with_targets
 from bench.harness.tables import missed, rows_in
+from overlapiter.errors import TrainingError
 
 
 def test_an_algorithm_that_has_not_learned_is_a_fault() -> None:
@@ -34,3 +41,25 @@ def test_a_search_that_finds_less_than_the_grid_is_a_fault() -> None:
     (target,) = result["targets"]
     assert (target["is_met"], target["max"]) == (False, 0.98 / 0.97)
     assert grid.rows(result)[2][:3] == ["search", "20", "0.9800, 0.9600, 0.9600"]
+
+
+def test_a_trial_of_the_grid_may_diverge_and_a_full_disk_ends_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def failing(cause: Exception | None) -> Callable[..., None]:
+        def fail(*_words: object, **_settings: object) -> None:
+            raise TrainingError("the loss is nan") from cause
+
+        return fail
+
+    request = {"folder": tmp_path, "trials": 2, "seed": 0}
+    monkeypatch.setattr("overlapiter.mpi.train", failing(OSError("no space left")))
+    with pytest.raises(TrainingError):
+        grid.compare(request)
+    assert not (tmp_path / "grid.json").exists()
+
+    monkeypatch.setattr("overlapiter.mpi.train", failing(None))
+    monkeypatch.setattr("overlapiter.mpi.search", failing(None))
+    with pytest.raises(TrainingError):
+        grid.compare(request)
+    assert set(json.loads((tmp_path / "grid.json").read_text())) == {0.0}
