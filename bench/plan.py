@@ -27,18 +27,21 @@ class Experiment(NamedTuple):
 
 
 _NODES = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
+_MISSES = "--open-ms 2 --mb-per-s 1000 --repeats 1"
 EXPERIMENTS = [Experiment(*row) for row in (
     ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
     ("thousand-sweep", "thousand", "--sweep --batches 300 --steady-batches 100 "
      "--loaders overlap,slow,fast,floor", 6, "1 to 16 processes of a kind"),
     ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
     ("in-memory", "in-memory", "", 3, "the loader itself, examples in memory"),
-    ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5", 5,
+    ("epoch-times-fuse", "epochs", "--mount fuse --examples 4000 --repeats 5", 5,
      "room for half of the data, what misses cost"),
-    ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
-    ("misses-node", "misses-measured", "--ranks 4 --epochs 3 --batch-size 8 --readers 1", 2,
+    ("misses-measured", "epochs", f"--part misses --epochs 4 {_MISSES}", 2,
+     "what the pipeline misses"),
+    ("misses-node", "epochs", f"--part node --batch-size 8 --readers 1 {_MISSES}", 2,
      "what the ranks of a node miss"),
-    ("model-times", "model-times", "", 4, "epochs as the planner forecasts them"),
+    ("model-times", "epochs", "--part model --examples 1600 --epochs 4 --repeats 2 "
+     "--train-ms 20", 4, "epochs as the planner forecasts them"),
     ("evicting", "evicting", "", 3, "CPU of evicting a file"),
     ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
     ("startup", "startup", "", 6, "the first mini-batch, and memory"),
