@@ -27,25 +27,29 @@ class Experiment(NamedTuple):
 
 
 _NODES = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
+_MISSES = "--open-ms 2 --mb-per-s 1000 --repeats 1"
+_READS = "--part reads --files 40000 --repeats 3"
 EXPERIMENTS = [Experiment(*row) for row in (
     ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
     ("thousand-sweep", "thousand", "--sweep --batches 300 --steady-batches 100 "
      "--loaders overlap,slow,fast,floor", 6, "1 to 16 processes of a kind"),
     ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
     ("in-memory", "in-memory", "", 3, "the loader itself, examples in memory"),
-    ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5", 5,
+    ("epoch-times-fuse", "epochs", "--mount fuse --examples 4000 --repeats 5", 5,
      "room for half of the data, what misses cost"),
-    ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
-    ("misses-node", "misses-measured", "--ranks 4 --epochs 3 --batch-size 8 --readers 1", 2,
+    ("misses-measured", "epochs", f"--part misses --epochs 4 {_MISSES}", 2,
+     "what the pipeline misses"),
+    ("misses-node", "epochs", f"--part node --batch-size 8 --readers 1 {_MISSES}", 2,
      "what the ranks of a node miss"),
-    ("model-times", "model-times", "", 4, "epochs as the planner forecasts them"),
-    ("evicting", "evicting", "", 3, "CPU of evicting a file"),
-    ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
+    ("model-times", "epochs", "--part model --examples 1600 --epochs 4 --repeats 2 "
+     "--train-ms 20", 4, "epochs as the planner forecasts them"),
+    ("evicting", "staging", "--part evicting", 3, "CPU of evicting a file"),
+    ("large-files", "staging", "--part sizes", 3, "staging larger files, beside cp"),
     ("startup", "startup", "", 6, "the first mini-batch, and memory"),
     ("startup-staged", "startup-staged", "--repeats 3", 5,
      "a start over 1.28 million staged files"),
-    ("reads-in-flight", "reads-in-flight", "", 6, "reads in flight that tune themselves"),
-    ("reads-in-flight-20-mb", "reads-in-flight", "--mb-per-s 20", 6, "the same at 20 MB/s"),
+    ("reads-in-flight", "staging", _READS, 6, "reads in flight that tune themselves"),
+    ("reads-in-flight-20-mb", "staging", f"{_READS} --mb-per-s 20", 6, "the same at 20 MB/s"),
     ("data-parallel", "data-parallel", "--examples 2048", 7, "ChainerMN, 1 to 4 ranks"),
     ("data-parallel-2-nodes", "data-parallel", _NODES, 1, "two nodes"),
     ("data-parallel-2-nodes-shards", "data-parallel", f"{_NODES} --order shards", 1,

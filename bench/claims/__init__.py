@@ -1,4 +1,4 @@
-"""A file, or two, for each published claim; ``bench.plan`` lists them.
+"""A file, or two, for each published claim or a few that are alike; ``bench.plan`` lists them.
 
 Each has a docstring, which its ``--help`` prints, and
 

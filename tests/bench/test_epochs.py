@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.claims import epoch_times, misses_measured
+from bench import plan
+from bench.claims import epochs
 from bench.harness import claim, isolated
 from bench.loaders.run import run_loader
 from bench.loaders.sources import capacity_of
@@ -75,15 +76,16 @@ def test_of_a_store_of_the_users_the_reads_are_not_counted(
     given["capacity"] = capacity_of(RunSpec("overlap", *place, **given), 1.0)
     found = epochs_of(image_folder, tmp_path, is_decoding=False, **given)
     points = [{"name": "capacity", "runs": [found]}]
-    assert [row[4:] for row in epoch_times.rows({"points": points})[1:]] == [["-", "-"]] * 2
+    rows = epochs.TABLES["epochs"]({"points": points})[1:]
+    assert [row[4:] for row in rows] == [["-", "-"]] * 2
 
 
-@pytest.mark.parametrize("name", ["misses-measured", "peers", "model-times"])
+@pytest.mark.parametrize("name", ["misses-measured", "misses-node", "peers", "model-times"])
 def test_what_needs_a_store_of_its_own_refuses_that_of_the_user(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        claim.parse(name, ["--source", "images", "--pairs", "pairs.txt"])
+        plan.run(plan.named(name), ["--source", "images", "--pairs", "pairs.txt"])
     assert "this benchmark would ignore --source: leave it out" in capsys.readouterr().err
 
 
@@ -97,28 +99,28 @@ def test_epochs_are_summed_up_one_by_one_and_drawn(tmp_path: Path) -> None:
         {"epochs": [epoch(7.0, 10, 2e6), epoch(3.0, 2, 4e5)]},
         {"epochs": [epoch(8.0, 11, 2e6), epoch(2.0, 1, 2e5)]},
     ]
-    points = [{"loader": loader, "runs": runs} for loader in epoch_times.MEANINGS]
-    assert epoch_times.rows({"points": points})[1:3] == [
+    points = [{"name": name, "runs": runs} for name in epochs.MEANINGS]
+    assert epochs.TABLES["epochs"]({"points": points})[1:3] == [
         ["capacity", "1", "8.00", "[7.00, 9.00]", "10", "2.0"],
         ["capacity", "2", "2.00", "[1.00, 3.00]", "1", "0.2"],
     ]
 
     options = {"fraction": 0.5, "examples": 10, "repeats": 3}
-    result = {"benchmark": "epoch-times", "store": "a store", "options": options, "points": points}
+    result = {"benchmark": "epochs", "store": "a store", "options": options, "points": points}
     result["machine"] = {"cores": 2, "processor": "any"}
-    result["command"] = "python -m bench epoch-times"
+    result["command"] = "python -m bench epochs"
     (tmp_path / "epochs.json").write_text(json.dumps(result))
     assert claim.draw([tmp_path / "epochs.json"]) == [str(tmp_path / "epochs.png")]
     assert (tmp_path / "epochs.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_later_epochs_are_compared_within_a_repeat() -> None:
-    def point(loader: str, *later_seconds: float) -> dict:
+    def point(name: str, *later_seconds: float) -> dict:
         runs = [{"epochs": [epoch(9.0, 1, 1), epoch(s, 1, 1)]} for s in later_seconds]
-        return {"loader": loader, "runs": runs}
+        return {"name": name, "runs": runs}
 
     points = [point("capacity", 2.0, 4.0), point("ideal", 1.5, 3.5)]
-    result = claim.with_targets({"benchmark": "epoch-times", "points": points})
+    result = claim.with_targets({"benchmark": "epochs", "points": points})
     (target,) = result["targets"]  # there is no other limit
     assert target["what"].startswith("ideal / capacity")
     assert target["values"] == [0.75, 0.875]
@@ -127,6 +129,6 @@ def test_later_epochs_are_compared_within_a_repeat() -> None:
 def test_measured_misses_are_compared_with_the_optimum() -> None:
     shares = {"measured": [1.0, 0.6, 0.5], "belady": [1.0, 0.5, 0.5]}
     points = [{"order": "shuffled", "fraction": 0.5, "missed_by_epoch": shares}]
-    assert misses_measured.rows({"points": points}) == [
+    assert epochs.TABLES["misses"]({"points": points}) == [
         ["part", "50 %"], ["**OverlapIterator**", "55.0"], ["optimum (Belady)", "50.0"]
     ]  # fmt: skip

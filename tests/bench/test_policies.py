@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.claims.misses_measured import POLICIES
-
-
-def missed(policy: str, reads: list[int], room: int) -> list[bool]:
-    return POLICIES[policy](np.array(reads), room).tolist()
+from bench.claims.epochs import POLICIES, missed
 
 
 def least_misses(reads: tuple[int, ...], room: int, staged: frozenset[int] = frozenset()) -> int:

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.claims import evicting, startup_staged
+from bench import plan
+from bench.claims import staging, startup_staged
 from bench.harness import claim, isolated
 
 
-@pytest.mark.parametrize("state", evicting.STATES)
+@pytest.mark.parametrize("state", staging.STATES)
 def test_evicting_everything_through_the_store_leaves_nothing_staged(state, tmp_path):
     request = {"local": str(tmp_path), "n_files": 100, "name": state}
-    found = isolated.call(evicting.drive, request)
+    found = isolated.call(staging.drive, request)
     assert min(found["stage_us"], found["evict_us"]) > 0
     piece_bytes = 16 << 20  # what is reserved ahead of the files
     assert found["charged_bytes"] <= piece_bytes
@@ -27,13 +28,13 @@ def test_evicting_in_the_pipeline_is_what_staging_does_not_explain():
         {"cpu": {"prefetcher": {"seconds": seconds}}, "statistics": counts}
         for seconds, counts in ((1e-2, whole), (2.1e-2, part))
     ]
-    assert evicting.evicting_us(*runs) == pytest.approx(20)
+    assert staging.evicting_us(*runs) == pytest.approx(20)
 
 
 @pytest.mark.slow  # four runs, of which the pipeline has tests of its own
 def test_what_evicting_costs_is_a_table_and_a_file(tmp_path, capsys):
     words = ["--quick", "--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
-    assert claim.run("evicting", words) == 0
+    assert plan.run(plan.named("evicting"), words) == 0
     printed = capsys.readouterr().out
     for what in ("in the pipeline", "store, dirty", "store, written"):
         assert f"evicting, {what}" in printed
@@ -44,16 +45,16 @@ def test_what_evicting_costs_is_a_table_and_a_file(tmp_path, capsys):
 def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--quick", "--local", ".", "--out", "result.json", "--json"]
-    assert claim.run("large-files", words) == 0
+    assert plan.run(plan.named("large-files"), words) == 0
     result, printed = json.loads((tmp_path / "result.json").read_text()), capsys.readouterr()
     assert json.loads(printed.out) == result
     points = result["points"]
-    assert [point["n_files"] for point in points] == [200, 200, 2, 2]
+    assert [point["n_examples"] for point in points] == [36, 36, 4, 4, 2, 2]
     for point, other in zip(points[::2], points[1::2], strict=True):
         staged, copied = point["runs"][0], other["runs"][0]
-        assert staged["bytes"] >= copied["bytes"] == point["n_files"] * point["file_bytes"]
+        assert staged["bytes"] >= copied["bytes"] == point["n_examples"] * point["file_bytes"]
         assert min(staged["seconds"], copied["seconds"]) > 0
-    assert "bytes for CPU, 0.02 MB, of cp" in printed.err
+    assert "bytes for CPU, 0.11 MB, of cp" in printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 

@@ -27,6 +27,7 @@ def test_each_result_is_of_an_experiment_and_says_what_was_measured_when(path):
     assert path.stem in {experiment.name for experiment in plan.EXPERIMENTS}
     assert not {"commit", "date", "command", "machine"} - set(result)
     assert not result.get("changed"), "measured on files that no commit has"
+    assert claim.text_of(claim.with_targets(result)), "all tables that it has a row of"
 
 
 def test_a_table_stands_between_two_comments(tmp_path, monkeypatch):
@@ -90,7 +91,7 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
         if left_out and arguments[1].endswith(f"{left_out}.json"):
             raise NotPossibleError("there is no GPU")
         asked.append(arguments)
-        if name == "evicting":
+        if name == "faults":
             raise OSError("no disk")
         return 0
 
@@ -102,7 +103,7 @@ def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
     assert [words[1] for words in asked] == paths
     assert all(words[-2:] == ["--repeats", "1"] for words in asked)
     told = capsys.readouterr().err
-    assert "failed: evicting" in told
+    assert "failed: faults" in told
     assert ("not possible here: gpu: there is no GPU" in told) == (left_out == "gpu")
 
 
