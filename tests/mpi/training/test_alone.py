@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -320,6 +321,42 @@ def test_a_worker_does_not_take_its_state_of_another_run(
         (tmp_path / out / "checkpoint-rank1.npz").write_bytes(state)
         overlapiter.mpi.train(DIGITS, *lists, **words, seed=1, out=tmp_path / out)
     assert same_weights(tmp_path / "1", tmp_path / "2")
+
+
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_a_run_that_is_interrupted_amid_an_update_goes_on_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_signals: int
+) -> None:
+    def interrupt(record: dict[str, Any]) -> None:  # amid the message that ends the epoch
+        for _ in range(n_signals if record["epoch"] == 2 else 0):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("overlapiter.mpi.training.interrupts._AT_ONCE_SECONDS", -1.0)
+    handler, listing, said = signal.getsignal(signal.SIGINT), write_numbers(tmp_path), list[str]()
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    words: dict[str, Any] = COUNTED | {"epochs": 3, "listener": listener, "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        overlapiter.mpi.train(COUNTING, listing, **words, on_epoch=interrupt)
+    assert signal.getsignal(signal.SIGINT) is handler
+    where = "here" if n_signals == 1 else "its last checkpoint"  # the second one does not wait
+    assert said.pop() == f"interrupted; the same command goes on from {where}"
+    overlapiter.mpi.train(COUNTING, listing, **words)
+    assert said == [f"going on from the checkpoint in {words['out']}, epoch {4 - n_signals}"]
+    assert counts(tmp_path / "run") == [3] * 100
+
+
+def test_signals_that_come_together_are_one_interrupt(tmp_path: Path) -> None:
+    def interrupt(_n: int, _total: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    listener = NoListener()
+    listener.progress = interrupt  # type: ignore[method-assign]  # for the test
+    words: dict[str, Any] = COUNTED | {"epochs": 3, "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, listener=listener)
+    assert (tmp_path / "run" / "checkpoint.npz").exists()
 
 
 def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
