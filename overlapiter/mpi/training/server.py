@@ -21,6 +21,8 @@ from .validation import SERVER, Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
+#: Epochs that wait until a thread has validated them; each holds a copy of the weights.
+_MOST_SNAPSHOTS = 2
 _NONE = np.empty(0, np.float32)
 
 
@@ -237,7 +239,7 @@ class Server:
 
     def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
         """Give a worker leases; not a second one if others would have none."""
-        if self._settings.validation == "workers" and self._validation.is_waiting():
+        if self._may_validate and self._validation.is_waiting():
             return ()  # it is to ask, and gets a piece to validate
         granted = []
         n_others = len(self._attendance.present) - 1
@@ -275,9 +277,9 @@ class Server:
 
     @property
     def _may_validate(self) -> bool:
-        return self._settings.validation == "workers" or (
-            self._settings.validation == "thread" and self._epochs.is_over
-        )
+        if self._settings.validation == "thread":  # workers help it if it does not keep up
+            return self._epochs.is_over or len(self._validation.snapshots) > _MOST_SNAPSHOTS
+        return self._settings.validation == "workers"
 
     def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
         """Return the order to validate a piece; the snapshot is sent once."""
