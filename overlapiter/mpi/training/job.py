@@ -115,9 +115,9 @@ class Preparation:
         settings, found = self.settings, None
         if not (settings.piece_examples or self.restart):
             found = checkpoint.read(settings.out, kind="facts")
-        if found is not None:  # whatever number of workers it was written with
-            settings = dataclasses.replace(settings, piece_examples=found[0]["piece_examples"])
-        return make_plan(settings, Source(settings), train_paths, val_paths, n_workers)
+        kept_size = found[0]["piece_examples"] if found else 0  # whatever number of workers it had
+        paths = train_paths, val_paths
+        return make_plan(settings, Source(settings), *paths, n_workers, kept_size=kept_size)
 
     def job(self, plan: Plan, trace: Tracing) -> Job:
         """Return what server and workers are made of."""
