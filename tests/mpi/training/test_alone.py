@@ -535,6 +535,42 @@ def test_another_run_is_not_taken_for_the_one_that_was_ended(
     assert len(epochs(out)) == 1
 
 
+def test_a_run_with_other_arguments_of_the_model_is_not_taken_for_the_one_that_was_ended(
+    tmp_path: Path,
+) -> None:
+    def build(dropout: float = 0.0, activation: object = None) -> Counting:
+        assert callable(activation)
+        return Counting(100 + round(dropout))
+
+    listing, words = write_numbers(tmp_path), COUNTED | {"out": tmp_path / "run"}
+    for n_epochs in (1, 2):  # of a function each process has another one
+        words |= {"model.dropout": 0.1, "model.activation": lambda: None}
+        overlapiter.mpi.train(build, listing, **words, epochs=n_epochs)
+    written = (tmp_path / "run" / "settings.toml").read_text()
+    with pytest.raises(OptionError, match=r"model\.dropout: .* of a run with 0\.1, not 0\.2"):
+        overlapiter.mpi.train(build, listing, **words | {"model.dropout": 0.2}, epochs=3)
+    del words["model.dropout"]
+    with pytest.raises(OptionError, match=r"model\.dropout: .* of a run with 0\.1, not None"):
+        overlapiter.mpi.train(build, listing, **words, epochs=3)
+    assert (tmp_path / "run" / "settings.toml").read_text() == written
+
+
+def test_nothing_is_left_to_go_on_from_once_a_run_has_begun_anew(tmp_path: Path) -> None:
+    listing, out = write_numbers(tmp_path), tmp_path / "run"
+    words: dict[str, Any] = COUNTED | {"algorithm": "easgd", "epochs": 2, "out": out}
+    overlapiter.mpi.train(COUNTING, listing, **words)
+    assert (out / "checkpoint.npz").exists()
+
+    def interrupt(_n: int, _total: int) -> None:
+        raise Ended
+
+    listener = NoListener()
+    listener.progress = interrupt  # type: ignore[method-assign]  # for the test
+    with pytest.raises(Ended):
+        overlapiter.mpi.train(COUNTING, listing, **words, restart=True, listener=listener)
+    assert [*out.glob("checkpoint*")] == []
+
+
 @pytest.mark.parametrize(
     ("chosen", "reason", "n_epochs"),
     [
