@@ -25,6 +25,7 @@ from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.settings import read_toml
 from overlapiter.options import Staging
 from tests.mpi.waiting import wait_until
+from tests.store.disks import mounted_tmpfs, run_as_root
 
 from .counting import Counting
 from .digits import build_model
@@ -722,6 +723,23 @@ def test_a_run_whose_staging_directory_is_full_says_so_once(
     assert said == [
         f"{staging} has no room: files are read from {source}; `overlapiter evict` makes some"
     ]
+
+
+def test_a_run_whose_staging_disk_is_sick_says_so_once_and_reads_the_source(tmp_path: Path) -> None:
+    said: list[str] = []
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    source = tmp_path / "slow"
+    source.mkdir()
+    with mounted_tmpfs(tmp_path / "disk", 1 << 20) as disk:
+        run_as_root("mount", "-o", "remount,ro", str(disk))
+        overlapiter.mpi.train(
+            COUNTING, write_numbers(source), **COUNTED, epochs=20, staging=disk / "fast",
+            source=source, listener=listener, out=tmp_path / "run",
+        )  # fmt: skip
+    assert counts(tmp_path / "run") == [20] * 100
+    assert len(said) == 1
+    assert "Read-only file system" in said[0]
 
 
 def _damage(path: Path) -> None:
