@@ -183,8 +183,16 @@ class Worker:
             vector = self._side.receive(self._exchange(message._replace(vector=vector)).vector)
         self._sums[:] = self._n_examples = 0
         if self._mark and self._states is not None:
-            self._states.write(self._mark, self._side.state())
+            self._keep_state(self._states)
         self._mark = 0
+
+    def _keep_state(self, states: WorkerStates) -> None:
+        """Keep the state that belongs to a checkpoint; without it the server's weights will do."""
+        try:
+            states.write(self._mark, self._side.state())
+        except OSError as error:
+            self._states = None
+            self._job.say(f"its own state is not kept beside checkpoints ({error})")
 
     def _ask(self) -> None:
         """Ask for work, and wait until there is some."""

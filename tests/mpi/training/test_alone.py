@@ -351,6 +351,18 @@ def test_a_worker_does_not_take_its_state_of_another_run(
     assert same_weights(tmp_path / "1", tmp_path / "2")
 
 
+def test_a_worker_that_cannot_keep_its_state_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint-rank1.npz").mkdir(parents=True)  # in the way
+    said: list[str] = []
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    words: dict[str, Any] = COUNTED | {"algorithm": "easgd", "epochs": 3, "listener": listener}
+    overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
+    assert len(epochs(tmp_path / "run")) == 3
+    assert len(said) == 1
+    assert "its own state is not kept" in said[0]
+
+
 @pytest.mark.parametrize("n_signals", [1, 2])
 def test_a_run_that_is_interrupted_amid_an_update_goes_on_behind_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_signals: int
