@@ -111,7 +111,8 @@ class TorchModel:
             loss, *metrics = said if isinstance(said, tuple) else (said,)
             if len(metrics) < len(objective.metrics):
                 raise objective.missing(objective.metrics[0], "return (loss, accuracy)")
-            return loss, [float(loss.detach()), *(float(each) for each in metrics)]
+            wanted = metrics[: len(objective.metrics)]
+            return loss, [float(loss.detach()), *(float(each) for each in wanted)]
         outputs = self._module(*features)
         loss = _loss(objective.loss, outputs, labels)
         accuracies = [self._accuracy(outputs, labels) for _ in objective.metrics]
