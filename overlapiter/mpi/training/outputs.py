@@ -162,7 +162,8 @@ class Outputs:
         """Write what a run that came to its end leaves behind; return the records of its epochs."""
         self._writer.wait()
         model.load(weights)
-        model.save(os.path.join(self._out, "weights.npz"))
+        with checkpoint.replacing(os.path.join(self._out, "weights.npz")) as file:
+            model.save(file.name)
         if reason := self._epochs.reason_to_stop:
             self._write_history(stopped_because=reason)
             self._listener.say(f"stopped early: {reason}")

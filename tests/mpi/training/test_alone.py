@@ -537,6 +537,20 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_leaves_nothing_behind(tmp_p
     assert [each.name for each in (tmp_path / "run").glob("checkpoint*")] == []
 
 
+def test_weights_that_cannot_be_written_leave_those_of_before(tmp_path: Path) -> None:
+    class Failing(Counting):
+        def save(self, path: str) -> None:
+            Path(path).write_bytes(b"half of them")
+            raise OSError("no room")
+
+    listing, out = write_numbers(tmp_path), tmp_path / "run"
+    overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=1, out=out)
+    with pytest.raises(OSError, match="no room"):
+        overlapiter.mpi.train(lambda: Failing(100), listing, **COUNTED, epochs=2, out=out)
+    assert counts(out) == [1] * 100
+    assert [each.name for each in out.glob("weights*")] == ["weights.npz"]
+
+
 def test_another_run_is_not_taken_for_the_one_that_was_ended(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
