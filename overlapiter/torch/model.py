@@ -11,10 +11,7 @@ import torch
 import torch.nn.functional as F  # PyTorch's own way to write it
 from numpy.typing import NDArray
 
-from overlapiter.objective import Objective, can_travel
-
-Vector = NDArray[np.float32]
-
+from overlapiter.objective import Objective, Vector, can_travel
 
 #: Of the losses of regressions; their labels have the shape and the type of the outputs.
 _LOSSES = {

@@ -24,11 +24,11 @@ import math
 
 import numpy as np
 
-from .optimizers import ServerOptimizer, State, Vector
+from overlapiter.objective import EMPTY, Vector
+
+from .optimizers import ServerOptimizer, State
 from .settings import Settings
 
-EMPTY: Vector = np.empty(0, np.float32)
-EMPTY.flags.writeable = False
 _TINY = np.finfo(np.float32).tiny
 #: The momentum of GEM, and what keeps its divisor from being 0, as published.
 _MU, _EPSILON = np.float32(0.9), np.float32(1e-12)

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+from overlapiter.objective import EMPTY, Vector
+
 Doubles = NDArray[np.float64]
 Buffer = NDArray[np.uint8]
 
 _N_INTEGERS = 24
 _HEADER_BYTES = 8 * _N_INTEGERS
-_EMPTY = np.empty(0, np.float32)
 _NO_DOUBLES = np.empty(0, np.float64)
 #: Room for a text in a message of a small model.
 _LEAST_BYTES = 16384
@@ -62,7 +62,7 @@ class Message(NamedTuple):
     n_examples: int = 0  # that the measures are about
     leases: tuple[tuple[int, int, int], ...] = ()  # epoch, piece, position; four fit
     doubles: Doubles = _NO_DOUBLES  # measures, as sums over examples
-    vector: Vector = _EMPTY  # gradients or weights
+    vector: Vector = EMPTY  # gradients or weights
     text: str = ""  # of a failure
     memory_bytes: int = 0  # what the worker has of the memory
     cpu_ms: int = 0  # CPU time of the worker since its start

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.objective import Vector
 
 from . import checkpoint
 from .algorithms import ServerSide
@@ -15,7 +16,6 @@ from .curves import draw
 from .epochs import Epochs, Record, summary
 from .job import Job, Preparation
 from .leases import LeaseQueue
-from .messages import Vector
 from .model import Model
 from .validation import Validation
 

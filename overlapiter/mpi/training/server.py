@@ -10,11 +10,13 @@ import time
 
 import numpy as np
 
+from overlapiter.objective import EMPTY, Vector
+
 from .algorithms import ServerSide
 from .epochs import Epochs
 from .job import Job
 from .leases import LeaseQueue
-from .messages import Kind, Message, Vector, reports_in
+from .messages import Kind, Message, reports_in
 from .model import Model, digest_of
 from .silence import Attendance
 from .validation import SERVER, Evaluator, Validation
@@ -23,7 +25,6 @@ from .validation import SERVER, Evaluator, Validation
 _HELD_LEASES = 2
 #: Epochs that wait until a thread has validated them; each holds a copy of the weights.
 _MOST_SNAPSHOTS = 2
-_NONE = np.empty(0, np.float32)
 
 
 class Server:
@@ -190,7 +191,7 @@ class Server:
 
     def _exchange(self, message: Message) -> None:
         worker = message.origin
-        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
+        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=EMPTY)
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
         self._reply(due)

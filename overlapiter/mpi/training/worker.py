@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from overlapiter.errors import OverlapError, TrainingError
+from overlapiter.objective import Vector
 
 from .algorithms import make_worker_side
 from .checkpoint import WorkerStates
 from .job import Job
 from .leases import Lease
-from .messages import Kind, Message, Vector
+from .messages import Kind, Message
 from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
