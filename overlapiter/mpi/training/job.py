@@ -128,15 +128,13 @@ class Preparation:
 
 
 @contextlib.contextmanager
-def begin_tracing(
-    settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
-) -> Iterator[Tracing]:
+def begin_tracing(settings: Settings, name: str, rank: int) -> Iterator[Tracing]:
     """Give the trace of this rank; it records nothing if none is wanted."""
     if not settings.trace:
         yield OFF
         return
     with (
-        begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns) as trace,
+        begin_trace(settings.trace, name, rank=rank) as trace,
         Monitor(trace, settings.device),
     ):
         trace.name_row("main")

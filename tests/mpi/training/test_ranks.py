@@ -513,11 +513,10 @@ def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_other
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--trace", "trace.json")], ids=["plain", "trace"])
 def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_no_other_worker(
-    tmp_path: Path, more: tuple[str, ...]
+    tmp_path: Path,
 ) -> None:
-    words = (*slow_to_look(tmp_path), *more)
+    words = slow_to_look(tmp_path)
     # One that has not started is waited for a minute, and the others must be patient for longer.
     job = begin_training(tmp_path, 6, *words, "--worker-timeout", 40)
     try:
