@@ -6,9 +6,10 @@ package, does not import Chainer for nothing.
 
 from __future__ import annotations
 
-import importlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
+
+from .firstuse import names_of
 
 if TYPE_CHECKING:
     from . import errors as errors
@@ -31,26 +32,6 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0.dev0"
 
-__all__ = [
-    "LoadingReport",
-    "OverlapIterator",
-    "PrintExplanation",
-    "ProgressBar",
-    "Rendezvous",
-    "Skip",
-    "Staging",
-    "Stats",
-    "Tier",
-    "concat_examples",
-    "errors",
-    "local_path",
-    "mpi",
-    "redirect",
-    "scatter_order",
-    "torch",
-    "trace",
-]
-
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
@@ -71,23 +52,10 @@ _HOMES = {
     "trace": ".tracing",
 }
 
+__all__ = [*_HOMES]
 for _framework in ("chainer", "torch"):
     if find_spec(_framework) is None:  # for `import *` and `help`, which take all that is listed
         __all__ = [name for name in __all__ if _HOMES[name].split(".")[1] != _framework]
 
-
 if not TYPE_CHECKING:  # a checker would take any name for one of them
-
-    def __getattr__(name: str) -> object:
-        """Load a public name on first use."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        module = importlib.import_module(home, __name__)
-        value = module if home == f".{name}" else getattr(module, name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = names_of(globals(), _HOMES)

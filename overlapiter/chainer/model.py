@@ -9,11 +9,8 @@ from typing import Any
 import chainer
 import chainer.functions as F  # Chainer's own way to write it
 import numpy as np
-from numpy.typing import NDArray
 
-from overlapiter.objective import Objective, can_travel
-
-Vector = NDArray[np.float32]
+from overlapiter.objective import Objective, Vector, can_travel
 
 _LOSSES = {
     "softmax_cross_entropy": F.softmax_cross_entropy,

@@ -8,12 +8,12 @@ import errno
 import io
 import json
 import os
-import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Literal
 
+from overlapiter.newfile import replaced
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 from overlapiter.words import count_words, size_words
 
@@ -96,21 +96,6 @@ def add_figure(parser: argparse.ArgumentParser, more: str = "") -> None:
 def tell(arguments: argparse.Namespace, text: str, **facts: object) -> None:
     """Print a result: a line for people, or its facts for machines."""
     print(json.dumps(facts) if arguments.json else text, flush=True)
-
-
-@contextlib.contextmanager
-def replaced(path: str) -> Iterator[IO[bytes]]:
-    """Give a new file, which takes the place of another at once when the ``with`` block ends.
-
-    If it does not end well, nothing is left of it. Raises OSError.
-    """
-    new = os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
-    with contextlib.ExitStack() as failed, open(new, "xb") as file:
-        failed.callback(os.unlink, new)
-        yield file
-        file.flush()
-        os.replace(new, path)
-        failed.pop_all()
 
 
 def written(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:

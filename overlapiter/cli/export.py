@@ -21,12 +21,13 @@ import stat
 from collections import defaultdict
 from typing import IO
 
+from overlapiter.newfile import replaced
 from overlapiter.store.extents import DamagedError, ExtentReader
 from overlapiter.store.inventory import StagedFile
 from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
-from .console import CommandError, Names, Progress, error_words, replaced, tell
+from .console import CommandError, Names, Progress, error_words, tell
 from .place import add_directory, named, new_directory, only_one, opened, relative_pattern
 
 #: Some file systems round mtimes down, FAT to these nanoseconds.

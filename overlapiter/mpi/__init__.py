@@ -5,8 +5,9 @@ The names are loaded on first use: importing this package alone starts no MPI.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from overlapiter.firstuse import names_of
 
 if TYPE_CHECKING:
     from .communicator import create_communicator as create_communicator
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from .failure import abort_on_failure as abort_on_failure
     from .searching.run import search as search
     from .training.run import train as train
-
-__all__ = ["abort_on_failure", "create_communicator", "search", "start_forkserver", "train"]
 
 _HOMES = {
     "abort_on_failure": ".failure",
@@ -25,18 +24,7 @@ _HOMES = {
     "train": ".training.run",
 }
 
+__all__ = [*_HOMES]
 
 if not TYPE_CHECKING:  # a checker would take any name for one of them
-
-    def __getattr__(name: str) -> object:
-        """Load a public name on first use."""
-        home = _HOMES.get(name)
-        if home is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value: object = getattr(importlib.import_module(home, __name__), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = names_of(globals(), _HOMES)

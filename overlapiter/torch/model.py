@@ -11,10 +11,7 @@ import torch
 import torch.nn.functional as F  # PyTorch's own way to write it
 from numpy.typing import NDArray
 
-from overlapiter.objective import Objective, can_travel
-
-Vector = NDArray[np.float32]
-
+from overlapiter.objective import Objective, Vector, can_travel
 
 #: Of the losses of regressions; their labels have the shape and the type of the outputs.
 _LOSSES = {
@@ -111,7 +108,8 @@ class TorchModel:
             loss, *metrics = said if isinstance(said, tuple) else (said,)
             if len(metrics) < len(objective.metrics):
                 raise objective.missing(objective.metrics[0], "return (loss, accuracy)")
-            return loss, [float(loss.detach()), *(float(each) for each in metrics)]
+            wanted = metrics[: len(objective.metrics)]
+            return loss, [float(loss.detach()), *(float(each) for each in wanted)]
         outputs = self._module(*features)
         loss = _loss(objective.loss, outputs, labels)
         accuracies = [self._accuracy(outputs, labels) for _ in objective.metrics]

@@ -53,7 +53,7 @@ def train(folder: Path, build: Any, out: str = "run", **chosen: Any) -> dict[str
         (folder / name).touch()
     overlapiter.mpi.train(
         build, [folder / "0"], [folder / "1"], data=f"{folder / 'rows.py'}:Rows", epochs=3,
-        batch=20, learning_rate=0.05, metrics="accuracy", out=folder / out, **chosen,
+        batch=20, learning_rate=0.05, out=folder / out, **{"metrics": "accuracy"} | chosen,
     )  # fmt: skip
     record: dict[str, Any] = json.loads((folder / out / "history.json").read_text())["epochs"][-1]
     return record
@@ -114,5 +114,9 @@ def test_a_module_keeps_its_masks_and_its_large_whole_numbers(
 def test_a_module_that_returns_its_loss_returns_its_accuracy_too(tmp_path: Path) -> None:
     last = train(tmp_path, lambda: WithLoss(is_measuring=True), loss="model")
     assert last["val_accuracy"] > 0.8
+    chosen: dict[str, Any] = {"loss": "model", "metrics": ()}
+    without = train(tmp_path, lambda: WithLoss(is_measuring=True), "without", **chosen)
+    assert without["val_loss"] == last["val_loss"]
+    assert "val_accuracy" not in without
     with pytest.raises(TrainingError, match=r"has to return \(loss, accuracy\)"):
         train(tmp_path, lambda: WithLoss(is_measuring=False), "other", loss="model")

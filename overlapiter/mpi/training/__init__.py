@@ -13,5 +13,6 @@
     silence      which worker, or server, is given up      meeting     of ranks at start and end
     ending       how the ranks of a job end                monitor     curves of cores, memory, GPU
     outputs      the directory of the run                  checkpoint  its files
+    interrupts   wait until a checkpoint can be made
     algorithms, optimizers, rules                          the equations, pure
 """

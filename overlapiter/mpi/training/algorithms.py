@@ -24,11 +24,11 @@ import math
 
 import numpy as np
 
-from .optimizers import ServerOptimizer, State, Vector
+from overlapiter.objective import EMPTY, Vector
+
+from .optimizers import ServerOptimizer, State
 from .settings import Settings
 
-EMPTY: Vector = np.empty(0, np.float32)
-EMPTY.flags.writeable = False
 _TINY = np.finfo(np.float32).tiny
 #: The momentum of GEM, and what keeps its divisor from being 0, as published.
 _MU, _EPSILON = np.float32(0.9), np.float32(1e-12)
@@ -41,14 +41,15 @@ class _Half:
         settings: The numbers of the algorithm.
         n_workers: The number of all workers at the start.
         n_state: The number of values of persistent state at the end of all vectors.
+        means: Of the optimizer. A half that makes no steps has nothing compiled by ``"numpy"``.
     """
 
     #: The attributes that a checkpoint has beside the optimizer.
     _kept: tuple[str, ...] = ("weights",)
 
-    def __init__(self, settings: Settings, n_workers: int, n_state: int) -> None:
+    def __init__(self, settings: Settings, n_workers: int, n_state: int, means: str) -> None:
         name, rate = settings.optimizer, settings.learning_rate
-        self._optimizer = ServerOptimizer(name, rate, momentum=settings.momentum)
+        self._optimizer = ServerOptimizer(name, rate, momentum=settings.momentum, means=means)
         self._settings = settings
         self._n_workers = n_workers
         self._n_state = n_state
@@ -234,8 +235,8 @@ class SynchronousServer(DownpourServer):
     not part of :meth:`state`: what they were computed on is trained on again.
     """
 
-    def __init__(self, settings: Settings, n_workers: int, n_state: int) -> None:
-        super().__init__(settings, n_workers, n_state)
+    def __init__(self, settings: Settings, n_workers: int, n_state: int, means: str) -> None:
+        super().__init__(settings, n_workers, n_state, means)
         self._n_present = n_workers
         self._waiting: dict[int, Vector] = {}
 
@@ -381,8 +382,10 @@ def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> Wo
         n_workers: The number of all workers at the start.
         n_state: The number of values of persistent state.
     """
+    is_stepping = settings.algorithm != "downpour" or settings.sync_every > 1
+    means = "auto" if is_stepping else "numpy"
     kinds = {"downpour": DownpourWorker, "easgd": EasgdWorker, "gem": GemWorker}
-    return kinds[settings.algorithm](settings, n_workers, n_state)
+    return kinds[settings.algorithm](settings, n_workers, n_state, means)
 
 
 def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> ServerSide:
@@ -390,6 +393,7 @@ def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> Se
 
     The optimizer applies the gradients of Downpour; the others need none.
     """
+    means = "auto" if settings.algorithm == "downpour" else "numpy"
     downpour = SynchronousServer if settings.synchronous else DownpourServer
     kinds = {"downpour": downpour, "easgd": EasgdServer, "gem": GemServer}
-    return kinds[settings.algorithm](settings, n_workers, n_state)
+    return kinds[settings.algorithm](settings, n_workers, n_state, means)

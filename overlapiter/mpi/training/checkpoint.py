@@ -8,12 +8,13 @@ import json
 import os
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
 
 from overlapiter.errors import TrainingError
+from overlapiter.newfile import replaced
 
 _NAME = "checkpoint.npz"
 #: What NumPy raises for a file that is damaged, cut off or empty.
@@ -32,26 +33,16 @@ def remove(out: str) -> None:
             os.unlink(os.path.join(out, name))
 
 
-@contextlib.contextmanager
-def replacing(path: str, mode: str, **more: Any) -> Iterator[IO[Any]]:
-    """Open a file to be written such that a reader sees all of it, or what was there before.
-
-    If it cannot be written, nothing is left of it.
-    """
-    new = f"{path}.new"
-    with contextlib.ExitStack() as failed:
-        with open(new, mode, **more) as file:  # to close it may fail, too
-            failed.callback(os.unlink, new)
-            yield file
-        os.replace(new, path)
-        failed.pop_all()
+def replacing(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Give a file of the run, which takes the place of the one before when it is whole."""
+    root, ending = os.path.splitext(path)
+    return replaced(path, f"{root}.new{ending}")
 
 
 def write_text(path: str, text: str) -> None:
     """Write a file in the way of :func:`replacing`."""
-    # A path may have bytes that are no text.
-    with replacing(path, "w", encoding="utf-8", errors="backslashreplace") as file:
-        file.write(text)
+    with replacing(path) as file:
+        file.write(text.encode(errors="backslashreplace"))  # a path may have bytes that are no text
 
 
 class Writer:
@@ -76,7 +67,7 @@ class Writer:
 
     def _write(self, arrays: Mapping[str, Any]) -> None:
         try:
-            with replacing(self._path, "wb") as file:
+            with replacing(self._path) as file:
                 np.savez(file, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
@@ -135,7 +126,7 @@ class WorkerStates:
 
     def write(self, number: int, state: Mapping[str, Any]) -> None:
         """Write the state that belongs to a checkpoint, in place of that of an earlier one."""
-        with replacing(self._path, "wb") as file:
+        with replacing(self._path) as file:
             np.savez(file, **flat("side", state), number=np.array(number))
 
     def read(self, number: int) -> dict[str, Any] | None:

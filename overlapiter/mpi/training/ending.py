@@ -4,7 +4,8 @@ MPI_Finalize, and so mpiexec, waits for every rank, for ever if one is stopped o
 ranks of a command first meet; those that do not come are named, and the job is ended.
 
 After a rank has died, MPI_Finalize of Open MPI 5.0.11 does not always return (seen once in some ten
-jobs on a busy machine). So ranks of a job that is to survive deaths leave without it.
+jobs on a busy machine). So the ranks of a command leave without it where deaths are to be survived,
+and those of a script where there was one.
 """
 
 from __future__ import annotations
@@ -147,9 +148,14 @@ def _leave() -> None:
     status = own.status
     if status is None:
         status = int(getattr(sys, "last_value", None) is not None)
-    mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
+    mpi: Any = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     is_joined = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    if own.say is not None and mpi is not None and is_joined and mpi.COMM_WORLD.size > 1:
+    if own.say is None:  # a script, which ends as Python has it, if MPI_Finalize returns
+        from .meeting import dead_in
+
+        if not is_joined or not (status or dead_in(mpi.COMM_WORLD)):
+            return  # else what it has given to sys.exit is not known here
+    elif is_joined and mpi.COMM_WORLD.size > 1:
         status = _meet_others(mpi.COMM_WORLD, own.say, status)
         if not is_tolerant():
             with open(os.devnull, "w", encoding="ascii") as null:  # no traceback

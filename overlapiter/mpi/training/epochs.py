@@ -147,7 +147,6 @@ class Epochs:
             "open": self._open,
             "records": self.records,
             "seconds": time.monotonic() - self._began,
-            "reason_to_stop": self.reason_to_stop,
         }
 
     def restore(self, state: dict[str, Any], validating: Collection[int]) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 from overlapiter.errors import TrainingError
 
 from .algorithms import make_server_side
 from .epochs import Record
+from .interrupts import Interrupts
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message
@@ -58,7 +60,7 @@ class Host:
         parts = self._side, self._queue, self._validation, self._epochs
         self.server = Server(job, self.model, *parts, workers, number, self._inline)
         self._epoch = self._epochs.current
-        self._is_busy = False
+        self._interrupts = Interrupts()
         self._thread: ValidationThread | None = None
         if settings.validation == "thread" and plan.val_pieces:
             # Made here: a model is built by random numbers that all threads share.
@@ -70,7 +72,8 @@ class Host:
         self._validated_at = self._clock.seconds
 
     def alive(self) -> None:
-        """Note that the main thread goes on."""
+        """Note that the main thread goes on; an interrupt that is held back may happen here."""
+        self._interrupts.release()
         self._alive_at = time.monotonic()
         self._clock.look(self._alive_at)
         if not self._validation.is_taken(SERVER):
@@ -90,15 +93,15 @@ class Host:
         if message.kind is Kind.INTERRUPTED:
             self._job.say(f"rank {message.origin} is interrupted")
             raise KeyboardInterrupt
-        self._is_busy = True
         self.alive()
-        self.server.receive(message)
-        self._is_busy = False
+        with self._interrupts.whole():
+            self.server.receive(message)
         self._after(is_report=bool(message.n_examples) or message.kind is Kind.GROUP)
 
     def lose(self, worker: int, reason: str) -> None:
         """Tell the server that a worker is gone."""
-        self.server.lose(worker, reason)
+        with self._interrupts.whole():
+            self.server.lose(worker, reason)
         self._after()
 
     def tick(self) -> None:
@@ -110,7 +113,8 @@ class Host:
         if self._clock.seconds > self._validated_at + self._limit_seconds:
             self.server.fail("validation hangs; see whether its files can be read")
             self._thread = None  # which is not waited for
-        self.server.tick()
+        with self._interrupts.whole():
+            self.server.tick()
         self._after()
 
     def pause(self, seconds: float) -> None:
@@ -137,15 +141,29 @@ class Host:
         return self._outputs.finish(self.model, self._side.weights)
 
     def __enter__(self) -> Host:
+        self._interrupts.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
-        if kind is KeyboardInterrupt and not self._is_busy and not self.server.failure:
-            self.checkpoint()  # the launcher ends all ranks if one was killed, or the user does
-            self._job.say("interrupted; the same command goes on from here")
+        with contextlib.ExitStack() as last:
+            last.callback(self._interrupts.end)
+            last.callback(self._close, is_over=kind is None)
+            if kind is KeyboardInterrupt and not self.server.failure:
+                self._keep()
+
+    def _keep(self) -> None:
+        """Keep what an interrupt leaves: the launcher ends all ranks if the user does, or one."""
+        is_whole = not self._interrupts.is_busy
+        with self._interrupts.whole():  # each rank may be interrupted, and this one last
+            if is_whole:
+                self.checkpoint()
+            where = "here" if is_whole else "its last checkpoint"
+            self._job.say(f"interrupted; the same command goes on from {where}")
+
+    def _close(self, *, is_over: bool) -> None:
         self._validation.close()
         if self._thread is not None:
-            self._thread.close(self._limit_seconds if kind is None else _JOIN_SECONDS)
+            self._thread.close(self._limit_seconds if is_over else _JOIN_SECONDS)
         if self._inline is not None:
             self._inline.close()
         self._outputs.close()

@@ -115,9 +115,9 @@ class Preparation:
         settings, found = self.settings, None
         if not (settings.piece_examples or self.restart):
             found = checkpoint.read(settings.out, kind="facts")
-        if found is not None:  # whatever number of workers it was written with
-            settings = dataclasses.replace(settings, piece_examples=found[0]["piece_examples"])
-        return make_plan(settings, Source(settings), train_paths, val_paths, n_workers)
+        kept_size = found[0]["piece_examples"] if found else 0  # whatever number of workers it had
+        paths = train_paths, val_paths
+        return make_plan(settings, Source(settings), *paths, n_workers, kept_size=kept_size)
 
     def job(self, plan: Plan, trace: Tracing) -> Job:
         """Return what server and workers are made of."""
@@ -128,15 +128,13 @@ class Preparation:
 
 
 @contextlib.contextmanager
-def begin_tracing(
-    settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
-) -> Iterator[Tracing]:
+def begin_tracing(settings: Settings, name: str, rank: int) -> Iterator[Tracing]:
     """Give the trace of this rank; it records nothing if none is wanted."""
     if not settings.trace:
         yield OFF
         return
     with (
-        begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns) as trace,
+        begin_trace(settings.trace, name, rank=rank) as trace,
         Monitor(trace, settings.device),
     ):
         trace.name_row("main")

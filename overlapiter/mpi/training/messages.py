@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-Vector = NDArray[np.float32]
+from overlapiter.objective import EMPTY, Vector
+
 Doubles = NDArray[np.float64]
 Buffer = NDArray[np.uint8]
 
 _N_INTEGERS = 24
 _HEADER_BYTES = 8 * _N_INTEGERS
-_EMPTY = np.empty(0, np.float32)
 _NO_DOUBLES = np.empty(0, np.float64)
 #: Room for a text in a message of a small model.
 _LEAST_BYTES = 16384
@@ -60,16 +60,12 @@ class Message(NamedTuple):
     #: from; of its last message, 1 if the run is refused.
     position: int = 0
     n_examples: int = 0  # that the measures are about
-    leases: tuple[tuple[int, int, int], ...] = ()  # epoch, piece, position; at most MOST_LEASES
+    leases: tuple[tuple[int, int, int], ...] = ()  # epoch, piece, position; four fit
     doubles: Doubles = _NO_DOUBLES  # measures, as sums over examples
-    vector: Vector = _EMPTY  # gradients or weights
+    vector: Vector = EMPTY  # gradients or weights
     text: str = ""  # of a failure
     memory_bytes: int = 0  # what the worker has of the memory
     cpu_ms: int = 0  # CPU time of the worker since its start
-
-
-#: Leases that fit into a message.
-MOST_LEASES = 3
 
 
 def buffer_bytes(n_measures: int = 0, n_values: int = 0, group_size: int = 0) -> int:
@@ -88,7 +84,7 @@ def pack(message: Message, buffer: Buffer) -> Buffer:
         message.n_examples, n_doubles, n_vector, len(text), message.memory_bytes,
         message.cpu_ms, len(message.leases),
     )  # fmt: skip
-    for i, lease in enumerate(message.leases[:MOST_LEASES]):
+    for i, lease in enumerate(message.leases):
         header[12 + 3 * i : 15 + 3 * i] = lease
     end = _HEADER_BYTES + 8 * n_doubles
     buffer[_HEADER_BYTES:end].view(np.float64)[:] = message.doubles

@@ -14,9 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from overlapiter.errors import OptionError
-from overlapiter.objective import Objective
-
-from .messages import Vector
+from overlapiter.objective import Objective, Vector
 
 #: Features (one array for each input of the model) and labels of some examples.
 Batch = tuple[Any, ...]

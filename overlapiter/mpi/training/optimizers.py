@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from overlapiter.objective import Vector
+
 from .rules import RULES, Rule
 
-Vector = NDArray[np.float32]
 #: What :meth:`ServerOptimizer.state` returns.
 State = dict[str, NDArray[Any] | int | float]
 #: Applies a step to weights, gradient, slots and constants, in place.

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.objective import Vector
 
 from . import checkpoint
 from .algorithms import ServerSide
@@ -15,7 +16,6 @@ from .curves import draw
 from .epochs import Epochs, Record, summary
 from .job import Job, Preparation
 from .leases import LeaseQueue
-from .messages import Vector
 from .model import Model
 from .validation import Validation
 
@@ -41,11 +41,16 @@ class Outputs:
         self._on_epoch = preparation.on_epoch
         self._out = job.settings.out
         settings = {name: each for name, each in vars(job.settings).items() if name not in _FREE}
+        settings |= {f"model.{name}": each for name, each in preparation.of_model.items()}
         facts = {"settings": settings, "plan": job.plan.facts()}
-        self._facts: dict[str, Any] = json.loads(json.dumps(facts))  # as they are when read
+        # As they are when read; of what JSON does not know, such as a function, the type counts.
+        text = json.dumps(facts, default=lambda value: type(value).__name__)
+        self._facts: dict[str, Any] = json.loads(text)
         try:
             os.makedirs(self._out, exist_ok=True)
-            self._found = None if preparation.restart else checkpoint.read(self._out)
+            if preparation.restart:
+                checkpoint.remove(self._out)
+            self._found = checkpoint.read(self._out)
             self._check_found()
             path = os.path.join(self._out, "settings.toml")
             checkpoint.write_text(path, preparation.to_toml())
@@ -86,16 +91,16 @@ class Outputs:
         """Raise OptionError unless the checkpoint that was found is of this run."""
         if self._found is None:
             return
-        facts, ours = self._found[0], self._facts
-        for name, value in ours["settings"].items():
-            theirs = facts["settings"].get(name)
-            if theirs != value:
+        facts, settings = self._found[0], self._facts["settings"]
+        for name in {**settings, **facts["settings"]}:
+            ours, theirs = settings.get(name), facts["settings"].get(name)
+            if theirs != ours:
                 raise OptionError(
                     name,
-                    f"{self._out} holds the checkpoint of a run with {theirs!r}, not {value!r}; "
+                    f"{self._out} holds the checkpoint of a run with {theirs!r}, not {ours!r}; "
                     f"name another --out, or begin anew with --restart",
                 )
-        if facts["plan"]["files"] != ours["plan"]["files"]:
+        if facts["plan"]["files"] != self._facts["plan"]["files"]:
             raise OptionError(
                 "train_files",
                 f"{self._out} holds the checkpoint of a run on other files; name another --out, "
@@ -157,7 +162,8 @@ class Outputs:
         """Write what a run that came to its end leaves behind; return the records of its epochs."""
         self._writer.wait()
         model.load(weights)
-        model.save(os.path.join(self._out, "weights.npz"))
+        with checkpoint.replacing(os.path.join(self._out, "weights.npz")) as file:
+            model.save(file.name)
         if reason := self._epochs.reason_to_stop:
             self._write_history(stopped_because=reason)
             self._listener.say(f"stopped early: {reason}")

@@ -48,8 +48,12 @@ def make_plan(
     train_paths: Sequence[str],
     val_paths: Sequence[str],
     n_workers: int,
+    *,
+    kept_size: int = 0,
 ) -> Plan:
     """Look at all files; takes some time where there are many.
+
+    ``kept_size`` is that of the training pieces of a run that goes on; 0 without one.
 
     Raises:
         TrainingError: One cannot be read, or they have no examples, or differ in shape.
@@ -68,9 +72,9 @@ def make_plan(
         raise TrainingError("the training files have no examples; see whether the list is right")
     if val_paths and not n_val:
         raise TrainingError("the validation files have no examples; see whether the list is right")
-    size = settings.piece_examples or _piece_examples(n, n_workers, settings, example)
-    step = settings.batch
-    val_size = default_piece_examples(n_val, n_workers, step) if n_val else step
+    step = settings.batch * settings.sync_every
+    size = settings.piece_examples or kept_size or _piece_examples(n, n_workers, step, example)
+    val_size = settings.piece_examples or _piece_examples(n_val, n_workers, settings.batch, example)
     return Plan(
         tuple(train_paths),
         tuple(val_paths),
@@ -81,9 +85,8 @@ def make_plan(
     )
 
 
-def _piece_examples(n: int, n_workers: int, settings: Settings, example: Batch) -> int:
+def _piece_examples(n: int, n_workers: int, step: int, example: Batch) -> int:
     """Return a size of pieces that gives work to all workers, and is not too large to read."""
-    step = settings.batch * settings.sync_every
     most: float = _PIECE_BYTES / max(1, sum(array.nbytes for array in example))
     return min(default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step)))
 

@@ -23,7 +23,7 @@ from .ending import (
 from .epochs import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
-from .meeting import has_come, send_later
+from .meeting import send_later
 from .messages import Kind, Message, buffer_bytes
 from .outputs import Outputs
 from .plan import Plan, groups_of
@@ -43,13 +43,9 @@ from .worker import (
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
-#: Round trips by which the clocks of two ranks are compared.
-_N_PINGS = 8
-#: How long that may take.
-_CLOCK_SECONDS = 10.0
 #: Between two looks for a message.
 _PAUSE_SECONDS = 20e-6
-_PLAN_TAG, _CLOCK_TAG = 15, 18
+_PLAN_TAG = 15
 
 
 def train_as_rank(comm: Any, preparation: Preparation) -> list[Record] | None:
@@ -79,13 +75,10 @@ def _train(
 ) -> list[Record] | None:
     settings = preparation.settings
     plan = _shared_plan(comm, preparation)
-    offset_ns = _clock_offset_ns(comm) if settings.trace else 0
     groups = groups_of(comm.size, settings.masters)
     is_master = comm.rank in groups
     name = "worker" if comm.rank else "server"
-    with begin_tracing(
-        settings, "sub-server" if is_master else name, comm.rank, offset_ns
-    ) as trace:
+    with begin_tracing(settings, "sub-server" if is_master else name, comm.rank) as trace:
         if not comm.rank:
             site = Site(comm, groups, processes)
             return _serve(site, preparation, plan, trace)
@@ -165,36 +158,6 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
         watch.look(time.monotonic())
         time.sleep(_PAUSE_SECONDS)
     raise server_lost(0, watch.reason)
-
-
-def _clock_offset_ns(comm: Any) -> int:
-    """Return what to add to the clock of this rank to get that of rank 0.
-
-    The shortest of some round trips counts, in the middle of which rank 0 has read its clock. No
-    rank waits long for one that does not answer; it trusts in its own clock.
-    """
-    best, until = (1 << 62, 0), time.monotonic() + _CLOCK_SECONDS
-    if not comm.rank:
-        n_left = dict.fromkeys(range(1, comm.size), _N_PINGS)
-        while any(n_left.values()) and time.monotonic() < until:
-            for rank in n_left:
-                if has_come(comm, rank, _CLOCK_TAG):
-                    comm.recv(source=rank, tag=_CLOCK_TAG)
-                    n_left[rank] -= 1
-                    send_later(comm, time.time_ns(), rank, _CLOCK_TAG)
-            time.sleep(_PAUSE_SECONDS)
-        return 0
-    for _ in range(_N_PINGS):
-        began = time.time_ns()
-        send_later(comm, None, 0, _CLOCK_TAG)
-        while not has_come(comm, 0, _CLOCK_TAG):
-            if time.monotonic() > until:
-                return best[1]
-            time.sleep(_PAUSE_SECONDS)
-        theirs = comm.recv(source=0, tag=_CLOCK_TAG)
-        ended = time.time_ns()
-        best = min(best, (ended - began, theirs - (began + ended) // 2))
-    return best[1]
 
 
 # --- the server -------------------------------------------------------------------------------

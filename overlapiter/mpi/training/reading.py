@@ -49,7 +49,7 @@ class Pieces:
         self._paths = paths
         self._pieces = pieces
         self._stager: Stager | None = None
-        self._is_full = False  # as the user was told
+        self._said: set[str] = set()  # to the user
 
     def read(self, number: int) -> Batch:
         """Return the arrays of a piece. Blocks. Raises TrainingError if it cannot be read."""
@@ -74,29 +74,34 @@ class Pieces:
         answers: dict[int, Staged] = {}
         self._stager.stage([Wanted(key, path)], answers.update)
         outcome, extent, *_ = answers[key]
-        if outcome is Outcome.REFUSED and not self._is_full:
+        if outcome is Outcome.REFUSED:
             self._say_full()
         self._copies.begin_part({} if extent is None else {key: extent})
         self._copies.begin_example()
         return self._copies.local_path(path) or path
 
     def _say_full(self) -> None:
-        self._is_full = True
         settings = self._job.settings
-        self._job.say(
+        self._warn(
             f"{settings.staging} has no room: files are read from {settings.source}; "
             f"`overlapiter evict` makes some"
         )
 
+    def _warn(self, text: str) -> None:
+        """Say something once, however often it happens."""
+        if text not in self._said:
+            self._said.add(text)
+            self._job.say(text)
+
     def _begin_staging(self) -> None:
         """Open the staging directory that OverlapIterator uses, too, in the thread that reads."""
-        settings, warn = self._job.settings, self._job.say
+        settings = self._job.settings
         staging = Staging(settings.staging, source=settings.source)
-        plan = staging_plan(staging, (), [], is_training=False)
+        plan = staging_plan(staging, (), [])
         facts = {"command": "overlapiter train", "trainer_pid": os.getpid(), "staging": {}}
-        stores = plan.stores(Run(secrets.randbits(62), facts), warn)
+        stores = plan.stores(Run(secrets.randbits(62), facts), self._warn)
         self._store = stores[0]
-        self._stager = Stager(stores, plan.origin(), plan.validate, lambda job: job(), warn)
+        self._stager = Stager(stores, plan.origin(), plan.validate, lambda job: job(), self._warn)
         self._copies = StagedCopies(plan)
 
     def close(self) -> None:

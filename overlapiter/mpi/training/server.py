@@ -10,18 +10,21 @@ import time
 
 import numpy as np
 
+from overlapiter.objective import EMPTY, Vector
+
 from .algorithms import ServerSide
 from .epochs import Epochs
 from .job import Job
 from .leases import LeaseQueue
-from .messages import Kind, Message, Vector, reports_in
+from .messages import Kind, Message, reports_in
 from .model import Model, digest_of
 from .silence import Attendance
 from .validation import SERVER, Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
-_NONE = np.empty(0, np.float32)
+#: Epochs that wait until a thread has validated them; each holds a copy of the weights.
+_MOST_SNAPSHOTS = 2
 
 
 class Server:
@@ -188,7 +191,7 @@ class Server:
 
     def _exchange(self, message: Message) -> None:
         worker = message.origin
-        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
+        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=EMPTY)
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
         self._reply(due)
@@ -237,7 +240,7 @@ class Server:
 
     def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
         """Give a worker leases; not a second one if others would have none."""
-        if self._settings.validation == "workers" and self._validation.is_waiting():
+        if self._may_validate and self._validation.is_waiting():
             return ()  # it is to ask, and gets a piece to validate
         granted = []
         n_others = len(self._attendance.present) - 1
@@ -275,9 +278,9 @@ class Server:
 
     @property
     def _may_validate(self) -> bool:
-        return self._settings.validation == "workers" or (
-            self._settings.validation == "thread" and self._epochs.is_over
-        )
+        if self._settings.validation == "thread":  # workers help it if it does not keep up
+            return self._epochs.is_over or len(self._validation.snapshots) > _MOST_SNAPSHOTS
+        return self._settings.validation == "workers"
 
     def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
         """Return the order to validate a piece; the snapshot is sent once."""

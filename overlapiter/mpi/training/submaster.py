@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from overlapiter.objective import Vector
+
 from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
-from .messages import Kind, Message, Vector, buffer_bytes, rows_of
+from .messages import Kind, Message, buffer_bytes, rows_of
 from .post import Mail, Post
 from .silence import AwakeClock, Watch
 from .worker import ServerLostError, server_lost, stopped_by

@@ -14,10 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from overlapiter.objective import Vector
 from overlapiter.tracing import Tracing
 
 from .job import Job
-from .messages import Doubles, Vector
+from .messages import Doubles
 from .model import Model
 from .reading import Pieces, cut
 

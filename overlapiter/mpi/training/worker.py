@@ -11,12 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from overlapiter.errors import OverlapError, TrainingError
+from overlapiter.objective import Vector
 
 from .algorithms import make_worker_side
 from .checkpoint import WorkerStates
 from .job import Job
 from .leases import Lease
-from .messages import Kind, Message, Vector
+from .messages import Kind, Message
 from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
@@ -183,8 +184,16 @@ class Worker:
             vector = self._side.receive(self._exchange(message._replace(vector=vector)).vector)
         self._sums[:] = self._n_examples = 0
         if self._mark and self._states is not None:
-            self._states.write(self._mark, self._side.state())
+            self._keep_state(self._states)
         self._mark = 0
+
+    def _keep_state(self, states: WorkerStates) -> None:
+        """Keep the state that belongs to a checkpoint; without it the server's weights will do."""
+        try:
+            states.write(self._mark, self._side.state())
+        except OSError as error:
+            self._states = None
+            self._job.say(f"its own state is not kept beside checkpoints ({error})")
 
     def _ask(self) -> None:
         """Ask for work, and wait until there is some."""

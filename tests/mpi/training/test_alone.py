@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.settings import read_toml
 from overlapiter.options import Staging
 from tests.mpi.waiting import wait_until
+from tests.store.disks import mounted_tmpfs, run_as_root
 
 from .counting import Counting
 from .digits import build_model
@@ -221,6 +223,33 @@ def test_all_ways_of_validating_give_the_same_numbers_and_weights(
     assert epochs(tmp_path / mode)[0]["val_loss"] != epochs(tmp_path / mode)[0]["loss"]
 
 
+def test_the_worker_helps_a_validation_that_does_not_keep_up(tmp_path: Path) -> None:
+    n_seen, n_seen_at_help, has_helped = [0], list[int](), threading.Event()
+
+    class Behind(Counting):
+        """Validates nothing in the thread before the worker does."""
+
+        def gradient(self, batch: Any, gradient: Any, seed: int) -> list[float]:
+            n_seen[0] += len(batch[0])
+            found: list[float] = super().gradient(batch, gradient, seed)
+            return found
+
+        def evaluate(self, batch: Any) -> list[float]:
+            if threading.current_thread() is threading.main_thread():
+                n_seen_at_help.append(n_seen[0])
+                has_helped.set()
+            assert has_helped.wait(60)
+            found: list[float] = super().evaluate(batch)
+            return found
+
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    lists, words = (write_numbers(tmp_path), [tmp_path / "v.h5"]), COUNTED | {"epochs": 9}
+    overlapiter.mpi.train(lambda: Behind(100), *lists, **words, out=tmp_path / "run")
+    assert n_seen_at_help[0] < 400  # of 900
+    assert all("val_loss" in record for record in epochs(tmp_path / "run"))
+    assert counts(tmp_path / "run") == [9] * 100
+
+
 def test_models_are_built_before_the_training_whose_random_numbers_they_would_take(
     tmp_path: Path,
 ) -> None:
@@ -322,6 +351,54 @@ def test_a_worker_does_not_take_its_state_of_another_run(
     assert same_weights(tmp_path / "1", tmp_path / "2")
 
 
+def test_a_worker_that_cannot_keep_its_state_says_so_once_and_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoint-rank1.npz").mkdir(parents=True)  # in the way
+    said: list[str] = []
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    words: dict[str, Any] = COUNTED | {"algorithm": "easgd", "epochs": 3, "listener": listener}
+    overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, out=tmp_path / "run")
+    assert len(epochs(tmp_path / "run")) == 3
+    assert len(said) == 1
+    assert "its own state is not kept" in said[0]
+
+
+@pytest.mark.parametrize("n_signals", [1, 2])
+def test_a_run_that_is_interrupted_amid_an_update_goes_on_behind_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_signals: int
+) -> None:
+    def interrupt(record: dict[str, Any]) -> None:  # amid the message that ends the epoch
+        for _ in range(n_signals if record["epoch"] == 2 else 0):
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("overlapiter.mpi.training.interrupts._AT_ONCE_SECONDS", -1.0)
+    handler, listing, said = signal.getsignal(signal.SIGINT), write_numbers(tmp_path), list[str]()
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    words: dict[str, Any] = COUNTED | {"epochs": 3, "listener": listener, "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        overlapiter.mpi.train(COUNTING, listing, **words, on_epoch=interrupt)
+    assert signal.getsignal(signal.SIGINT) is handler
+    where = "here" if n_signals == 1 else "its last checkpoint"  # the second one does not wait
+    assert said.pop() == f"interrupted; the same command goes on from {where}"
+    overlapiter.mpi.train(COUNTING, listing, **words)
+    assert said == [f"going on from the checkpoint in {words['out']}, epoch {4 - n_signals}"]
+    assert counts(tmp_path / "run") == [3] * 100
+
+
+def test_signals_that_come_together_are_one_interrupt(tmp_path: Path) -> None:
+    def interrupt(_n: int, _total: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    listener = NoListener()
+    listener.progress = interrupt  # type: ignore[method-assign]  # for the test
+    words: dict[str, Any] = COUNTED | {"epochs": 3, "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        overlapiter.mpi.train(COUNTING, write_numbers(tmp_path), **words, listener=listener)
+    assert (tmp_path / "run" / "checkpoint.npz").exists()
+
+
 def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
     tmp_path: Path,
 ) -> None:
@@ -375,7 +452,7 @@ def test_a_run_that_was_stopped_early_while_later_epochs_were_validated_keeps_th
             return found
 
         def evaluate(self, batch: Any) -> list[float]:
-            wait_until(lambda: len(seen) > 310)
+            wait_until(lambda: len(seen) > 300)
             found: list[float] = super().evaluate(batch)
             return found
 
@@ -460,6 +537,20 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_leaves_nothing_behind(tmp_p
     assert [each.name for each in (tmp_path / "run").glob("checkpoint*")] == []
 
 
+def test_weights_that_cannot_be_written_leave_those_of_before(tmp_path: Path) -> None:
+    class Failing(Counting):
+        def save(self, path: str) -> None:
+            Path(path).write_bytes(b"half of them")
+            raise OSError("no room")
+
+    listing, out = write_numbers(tmp_path), tmp_path / "run"
+    overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=1, out=out)
+    with pytest.raises(OSError, match="no room"):
+        overlapiter.mpi.train(lambda: Failing(100), listing, **COUNTED, epochs=2, out=out)
+    assert counts(out) == [1] * 100
+    assert [each.name for each in out.glob("weights*")] == ["weights.npz"]
+
+
 def test_another_run_is_not_taken_for_the_one_that_was_ended(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
@@ -469,6 +560,42 @@ def test_another_run_is_not_taken_for_the_one_that_was_ended(
         overlapiter.mpi.train(DIGITS, *lists, epochs=1, batch=64, out=out)
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, batch=64, out=out, restart=True)
     assert len(epochs(out)) == 1
+
+
+def test_a_run_with_other_arguments_of_the_model_is_not_taken_for_the_one_that_was_ended(
+    tmp_path: Path,
+) -> None:
+    def build(dropout: float = 0.0, activation: object = None) -> Counting:
+        assert callable(activation)
+        return Counting(100 + round(dropout))
+
+    listing, words = write_numbers(tmp_path), COUNTED | {"out": tmp_path / "run"}
+    for n_epochs in (1, 2):  # of a function each process has another one
+        words |= {"model.dropout": 0.1, "model.activation": lambda: None}
+        overlapiter.mpi.train(build, listing, **words, epochs=n_epochs)
+    written = (tmp_path / "run" / "settings.toml").read_text()
+    with pytest.raises(OptionError, match=r"model\.dropout: .* of a run with 0\.1, not 0\.2"):
+        overlapiter.mpi.train(build, listing, **words | {"model.dropout": 0.2}, epochs=3)
+    del words["model.dropout"]
+    with pytest.raises(OptionError, match=r"model\.dropout: .* of a run with 0\.1, not None"):
+        overlapiter.mpi.train(build, listing, **words, epochs=3)
+    assert (tmp_path / "run" / "settings.toml").read_text() == written
+
+
+def test_nothing_is_left_to_go_on_from_once_a_run_has_begun_anew(tmp_path: Path) -> None:
+    listing, out = write_numbers(tmp_path), tmp_path / "run"
+    words: dict[str, Any] = COUNTED | {"algorithm": "easgd", "epochs": 2, "out": out}
+    overlapiter.mpi.train(COUNTING, listing, **words)
+    assert (out / "checkpoint.npz").exists()
+
+    def interrupt(_n: int, _total: int) -> None:
+        raise Ended
+
+    listener = NoListener()
+    listener.progress = interrupt  # type: ignore[method-assign]  # for the test
+    with pytest.raises(Ended):
+        overlapiter.mpi.train(COUNTING, listing, **words, restart=True, listener=listener)
+    assert [*out.glob("checkpoint*")] == []
 
 
 @pytest.mark.parametrize(
@@ -622,6 +749,23 @@ def test_a_run_whose_staging_directory_is_full_says_so_once(
     assert said == [
         f"{staging} has no room: files are read from {source}; `overlapiter evict` makes some"
     ]
+
+
+def test_a_run_whose_staging_disk_is_sick_says_so_once_and_reads_the_source(tmp_path: Path) -> None:
+    said: list[str] = []
+    listener = NoListener()
+    listener.say = said.append  # type: ignore[method-assign]  # for the test
+    source = tmp_path / "slow"
+    source.mkdir()
+    with mounted_tmpfs(tmp_path / "disk", 1 << 20) as disk:
+        run_as_root("mount", "-o", "remount,ro", str(disk))
+        overlapiter.mpi.train(
+            COUNTING, write_numbers(source), **COUNTED, epochs=20, staging=disk / "fast",
+            source=source, listener=listener, out=tmp_path / "run",
+        )  # fmt: skip
+    assert counts(tmp_path / "run") == [20] * 100
+    assert len(said) == 1
+    assert "Read-only file system" in said[0]
 
 
 def _damage(path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from overlapiter.mpi.training.data import Source
 from overlapiter.mpi.training.leases import Lease, LeaseQueue, default_piece_examples, pieces_of
 from overlapiter.mpi.training.messages import (
     Kind,
@@ -17,7 +18,9 @@ from overlapiter.mpi.training.messages import (
     rows_of,
     unpack,
 )
-from overlapiter.mpi.training.plan import groups_of
+from overlapiter.mpi.training.model import Batch
+from overlapiter.mpi.training.plan import groups_of, make_plan
+from overlapiter.mpi.training.settings import Settings
 
 LENGTHS = (37, 5, 0, 40, 17)
 
@@ -33,6 +36,19 @@ def test_pieces_have_every_example_of_every_file_once() -> None:
 def test_there_are_pieces_for_all_workers_in_whole_steps() -> None:
     assert default_piece_examples(1000, 3, 10) == 50
     assert default_piece_examples(10, 8, 4) == 4
+
+
+class Large(Source):
+    """Files of 1,000 examples of 1 MiB each."""
+
+    def look_at(self, _path: str) -> tuple[int, Batch]:
+        return 1000, (np.empty((1, 1 << 18), np.float32), np.empty(1, np.int32))
+
+
+def test_pieces_of_large_examples_fit_into_the_memory_those_of_validation_too() -> None:
+    for chosen, most in ((Settings(batch=2), 62), (Settings(batch=2, piece_examples=10), 10)):
+        plan = make_plan(chosen, Large(chosen), ["t"], ["v"], 1)
+        assert {max(map(len, pieces)) for pieces in (plan.train_pieces, plan.val_pieces)} == {most}
 
 
 @pytest.mark.parametrize("seed", range(20))

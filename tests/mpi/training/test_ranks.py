@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -13,7 +15,7 @@ import psutil
 import pytest
 
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
-from tests.chainer.scripts import wait_until
+from tests.chainer.scripts import ENVIRONMENT, wait_until
 
 from .jobs import (
     COUNTED,
@@ -511,11 +513,10 @@ def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_other
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--trace", "trace.json")], ids=["plain", "trace"])
 def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_no_other_worker(
-    tmp_path: Path, more: tuple[str, ...]
+    tmp_path: Path,
 ) -> None:
-    words = (*slow_to_look(tmp_path), *more)
+    words = slow_to_look(tmp_path)
     # One that has not started is waited for a minute, and the others must be patient for longer.
     job = begin_training(tmp_path, 6, *words, "--worker-timeout", 40)
     try:
@@ -564,3 +565,24 @@ def test_a_sub_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path: P
     assert ended.exit_status == 1
     assert "its sub-server, rank 1, cannot go on" in ended.output
     assert "there is no GPU" in ended.output
+
+
+SCRIPT = """
+import atexit, pathlib, sys
+
+atexit.register(pathlib.Path("ended").touch)
+import overlapiter.mpi
+from tests.mpi.training.counting import build_model
+
+overlapiter.mpi.train(build_model, "numbers.txt", epochs=1, batch=2)
+sys.exit(3)
+"""
+
+
+def test_a_script_that_survives_deaths_ends_as_it_says_where_there_was_none(tmp_path: Path) -> None:
+    write_numbers(tmp_path)
+    launcher = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "--with-ft", "ulfm")
+    words = (*launcher, "-n", "2", sys.executable, "-c", SCRIPT)
+    ended = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, timeout=100, check=False)
+    assert ended.returncode == 3
+    assert (tmp_path / "ended").exists()

@@ -1,0 +1,34 @@
+"""Files that take the place of others at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from typing import IO
+
+
+@contextlib.contextmanager
+def replaced(path: str, new: str = "") -> Iterator[IO[bytes]]:
+    """Give a new file, which takes the place of another at once when the ``with`` block ends.
+
+    A reader sees all of it, or what was there before. If the block does not end well, nothing is
+    left of it.
+
+    Args:
+        path: Where it is to be.
+        new: Where it is meanwhile: what a killed process has left there is written over. By default
+            a name that no other process takes.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    mode = "wb" if new else "xb"
+    new = new or os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
+    with contextlib.ExitStack() as failed:
+        with open(new, mode) as file:  # to close it may fail, too
+            failed.callback(os.unlink, new)
+            yield file
+        os.replace(new, path)
+        failed.pop_all()
