@@ -8,10 +8,6 @@ from overlapiter.sharedmem.layout import Layout
 from overlapiter.sharedmem.segments import Slot, SlotPool
 from overlapiter.workers.supervisor.contact import Contact
 
-#: A slot grows at most so many times at once, or to so many bytes.
-_WIDEN_TIMES = 8
-_WIDEN_BYTES = 64 << 20
-
 #: The slot of mini-batches without arrays.
 NO_MEMORY = Slot(-1, 0)
 
@@ -47,13 +43,8 @@ class SlotKeeper:
 
     def widen(self, layout_id: int, wanted_row_bytes: list[int]) -> None:
         """Use wider rows from now on, unless that has been done since ``layout_id``."""
-        if layout_id != self.layout_id:
-            return
-        old = self._layouts[layout_id]
-        new = old.widened(wanted_row_bytes)
-        # A single outlier is not to make all slots huge: what does not fit travels pickled.
-        if new.slot_bytes <= max(_WIDEN_TIMES * old.slot_bytes, _WIDEN_BYTES):
-            self.adopt(new)
+        if layout_id == self.layout_id:
+            self.adopt(self._layouts[layout_id].widened(wanted_row_bytes))
 
     def acquire(self, n_rows: int) -> Slot:
         """Return a free slot of the current layout, lengthened to at least ``n_rows`` examples.
