@@ -30,7 +30,7 @@ class Watch:
         self._usage = Usage(self._row)
         self._cause: Counter | None = None
         self._batch: Batch | None = None
-        self._reading_ns = 0
+        self._row.put(Counter.WAITING_FOR_READERS_NS, 0)  # as another one may have left it
         self._since_ns = time.monotonic_ns()
         self._look_at_ns = self._note_at_ns = 0
         self._recorded = 0, 0
@@ -39,10 +39,7 @@ class Watch:
     def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
         """Note what the trainer waits for now; it has the mini-batches before ``consumed_id``."""
         now_ns = time.monotonic_ns()
-        if self._cause is Counter.WAIT_READING_NS:
-            self._reading_ns += now_ns - self._since_ns
-            self._row.put(Counter.WAITING_FOR_READERS_NS, self._reading_ns)
-        elif self._cause is not None:
+        if self._cause is not None:
             self._row.add(self._cause, now_ns - self._since_ns)
         self._since_ns = now_ns
         batch = self._schedule.batch(consumed_id - 1)
@@ -63,7 +60,7 @@ class Watch:
         Others do not tell: the mini-batches that are waited for are those that took long. What it
         took beyond that time were messages, and file readers that waited for a core.
         """
-        batch, waited_ns, self._reading_ns = self._batch, self._reading_ns, 0
+        batch, waited_ns = self._batch, self._row.get(Counter.WAITING_FOR_READERS_NS)
         self._row.put(Counter.WAITING_FOR_READERS_NS, 0)
         if batch is not None and batch.busy_ns:
             busy_ns = min(waited_ns, batch.busy_ns)
@@ -126,4 +123,4 @@ def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:
         return Counter.WAIT_STAGING_NS
     if is_probing and PartState.READING not in states:
         return Counter.WAIT_SLOT_NS
-    return Counter.WAIT_READING_NS
+    return Counter.WAITING_FOR_READERS_NS
