@@ -83,7 +83,6 @@ def staging_plan(
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
     for site in sites:
         _prepare(site.directory, is_training=is_training)
-        _warn_of_old_store(site.directory)
     return plan
 
 
@@ -244,16 +243,6 @@ def _site_of(tier: Tier, keep_free: int | str) -> Site:
     )
 
 
-def _warn_of_old_store(directory: str) -> None:
-    if old_store(directory):
-        warn(
-            f"{directory} holds files that an earlier version of overlapiter staged, in a form "
-            f"that this one does not read: they are left alone; `overlapiter evict {directory} "
-            f"--old` removes them",
-            StagingWarning,
-        )
-
-
 def _find_source(staging: Staging, dataset: Any) -> str:
     if staging.source is not None:
         return source_root(os.fspath(staging.source))
@@ -294,11 +283,12 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
         return
     shown = outside[0] if is_url(outside[0]) else os.path.abspath(outside[0])
     if not below:
+        alias = " by its name, which leads there through a symbolic link: give both by one name"
+        is_alias = not is_url(source) and not is_url(shown) and _is_within(shown, source)
         raise OptionError(
             "source",
             f"no file of the first mini-batch lies below {source}, for example "
-            f"{shown} does not{_alias_words(source, shown)}; name the directory that holds the "
-            f"files",
+            f"{shown} does not{alias * is_alias}; name the directory that holds the files",
         )
     if len(outside) > len(paths) / 2:
         warn(
@@ -307,13 +297,6 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             f"above all of them as Staging.source",
             StagingWarning,
         )
-
-
-def _alias_words(source: str, path: str) -> str:
-    """Return what to say if a path leads below the source by another name, through a link."""
-    if is_url(source) or is_url(path) or not _is_within(path, source):
-        return ""
-    return " by its name, which leads there through a symbolic link: give both by one name"
 
 
 def check_apart(source: str, directories: list[str]) -> None:
@@ -350,6 +333,13 @@ def _prepare(directory: str, *, is_training: bool) -> None:
     except StagingError as error:
         if not is_training or getattr(error.__cause__, "errno", None) not in _ILLNESSES:
             raise
+    if old_store(directory):
+        warn(
+            f"{directory} holds files that an earlier version of overlapiter staged, in a form "
+            f"that this one does not read: they are left alone; `overlapiter evict {directory} "
+            f"--old` removes them",
+            StagingWarning,
+        )
 
 
 def _check_capacity(

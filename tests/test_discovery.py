@@ -103,6 +103,32 @@ def test_several_files_are_found_one_by_one_even_if_a_name_is_in_another_file(so
     assert discovered(source, give) == [str(source / f"{n}.txt") for n in (1, 3, 2)]
 
 
+def test_with_what_stages_them_all_files_are_found_in_one_run_up_to_one_without_a_copy(source):
+    found = []
+
+    def give(index):
+        found.append("run")
+        return [read(source / f"{n}.txt") for n in (index, 3, 2, 0)]
+
+    def stage(path):
+        found.append(Path(path).name)
+        return None if path.endswith("2.txt") else copied(source.parent / "fast", source, path)
+
+    assert discovery_of(source, give).next_path(1, {}, stage) == str(source / "2.txt")
+    assert found == ["run", "1.txt", "3.txt", "2.txt"]
+
+
+def test_what_staging_raises_is_no_error_of_the_dataset(source):
+    def stage(path):
+        assert read(source / "2.txt") == "2"  # what stages a file opens it
+        raise ValueError(path)
+
+    discovery = discovery_of(source, lambda i: read(source / f"{i}.txt"))
+    with pytest.raises(ValueError, match=r"1\.txt"):
+        discovery.next_path(1, {}, stage)
+    assert discovery.next_path(1, {}) == str(source / "1.txt")
+
+
 def test_a_file_opened_twice_is_found_once(source):
     def give(index):
         return read(source / f"{index}.txt") + read(source / f"{index}.txt")

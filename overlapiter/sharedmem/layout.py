@@ -34,6 +34,9 @@ Structure = str | tuple[Any, ...]
 Flatten = Callable[[object], tuple[Structure, list[Any]]]
 
 _ALIGNMENT_BYTES = 64
+#: Wider rows may make a slot so many times larger at once, or so large.
+_WIDEN_TIMES = 8
+_WIDEN_BYTES = 64 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +71,11 @@ class Layout:
     columns: tuple[Column, ...]  # one column for each array or number leaf, in order
     n_rows: int  # examples in a slot
     slot_bytes: int  # size of a slot; 0 without columns
+
+    @property
+    def widest_row_bytes(self) -> int:
+        """How wide a row may become at once: a single outlier is not to make all slots huge."""
+        return max(_WIDEN_TIMES * self.slot_bytes, _WIDEN_BYTES) // self.n_rows
 
     def lengthened(self, n_rows: int) -> Layout:
         """Return a layout of the same rows for mini-batches of ``n_rows`` examples."""

@@ -45,7 +45,8 @@ class SlotWriter:
     def __init__(self, layout: Layout, take_apart: Flatten = flatten) -> None:
         self.layout = layout
         self._take_apart = take_apart
-        #: The size of the largest array so far, for each column.
+        self._widest_bytes = layout.widest_row_bytes
+        #: The size of the largest array so far that later rows may hold, for each column.
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
         self._kinds = leaf_kinds(layout.structure)
         self._is_flat_columns = "loose" not in self._kinds
@@ -90,7 +91,7 @@ class SlotWriter:
                 entries.append((LOOSE, leaf))
                 continue
             column = self.layout.columns[number]
-            if leaf.nbytes > self.wanted_row_bytes[number]:
+            if self.wanted_row_bytes[number] < leaf.nbytes <= self._widest_bytes:
                 self.wanted_row_bytes[number] = leaf.nbytes
             number += 1
             if not column.fits(leaf):

@@ -12,7 +12,8 @@ from tests.chainer.scripts import run_script
 
 #: Begins every program: mini-batches of files in ``source``, and that they are right.
 BEGIN = """
-    import multiprocessing.forkserver, os, resource, tempfile, time, warnings
+    import os, resource, tempfile, time, warnings
+    from multiprocessing import forkserver, resource_tracker
     import numpy as np
     import overlapiter
     from overlapiter.errors import PipelineError, SharedMemoryError
@@ -129,7 +130,7 @@ make(n_processes=1).finalize()
 os.truncate("source/5", 3 << 20)
 names = [str(i) for i in range(N_FILES)]
 limit("FSIZE", 2 << 20)
-multiprocessing.forkserver._forkserver._stop()  # the next one has that limit
+forkserver._forkserver._stop()  # the next one has that limit
 it = overlapiter.OverlapIterator(
     Heads("source", names), 8, shuffle=False, n_processes=2, staging=staging()
 )
@@ -297,6 +298,27 @@ with tempfile.TemporaryDirectory() as folder:  # others may not enter that of th
     os.chdir("/")
 """
     assert_done(run(tmp_path, body, (*as_user(), "prlimit", "--nproc=12:12")))
+
+
+def test_where_the_forkserver_can_fork_no_process_the_limit_is_named_and_not_the_script(
+    tmp_path: Path,
+) -> None:
+    body = """
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
+resource_tracker.ensure_running()
+own = [each for each in os.listdir("/proc") if each.isdigit()]
+own = [each for each in own if os.stat(f"/proc/{each}").st_uid == os.getuid()]
+limit("NPROC", sum(len(os.listdir(f"/proc/{each}/task")) for each in own) + 1)
+try:
+    next(overlapiter.OverlapIterator(Pixels(8), 4))
+    raise AssertionError
+except PipelineError as error:
+    assert "ulimit -u" in str(error), error
+    assert "__main__" not in str(error), error
+"""
+    launcher = [each.replace("54321", "54322") for each in as_user()]  # no other test is this user
+    done = run(tmp_path, body, tuple(launcher))
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
 @pytest.mark.parametrize("n_processes", [2, 4])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,26 @@ class TwoFiles(DatasetMixin):
             with open(f"{self.root}/{kind}{i}") as file:
                 texts.append(int(file.read()))
         return np.array(texts)
+
+
+class Series(DatasetMixin):
+    """Its one example takes a while before it reads each of 30 files, undeclared."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+
+    def __len__(self) -> int:
+        return 1
+
+    def get_example(self, _: int) -> Any:
+        with open(f"{self.root}-runs", "a") as runs:
+            runs.write("1")
+        total = 0
+        for number in range(30):
+            time.sleep(0.01)
+            with open(f"{self.root}/{number}") as file:
+                total += int(file.read())
+        return np.array(total)
 
 
 class Declared(DatasetMixin):
@@ -135,6 +156,18 @@ def test_an_undeclared_second_file_that_changed_between_runs_is_never_read_stale
             dataset, 4, shuffle=False, n_processes=1, staging=staging(source)
         ) as iterator:
             assert values(iterator, 8) == expected * 32
+
+
+def test_many_undeclared_files_of_an_example_are_staged_in_a_few_runs_of_the_dataset(source):
+    for number in range(30):
+        (source / str(number)).write_text("1")
+    with OverlapIterator(
+        Series(source), 1, repeat=False, n_processes=1, staging=staging(source)
+    ) as iterator:
+        assert values(iterator, 1) == [30]
+        stats = iterator.stats()
+    assert (stats.files_staged, stats.opens_source) == (30, 0)
+    assert len(Path(f"{source}-runs").read_text()) < 10  # of which the file reader has one
 
 
 @pytest.mark.parametrize("odd_path", ["exit", "below\0nul", b"bytes", "below/\udcff\ud800"])

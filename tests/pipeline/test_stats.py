@@ -115,6 +115,27 @@ def test_faults_that_were_survived_are_counted(tmp_path: Path) -> None:
     assert stats.faults_survived >= 2
 
 
+def test_what_the_store_has_given_stays_counted_when_the_supervisor_is_replaced(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "source"
+    job = dataclasses.replace(JOB, staging={"reads_in_flight": 2})
+    dataset = TimedFiles(job.files(folder), 0.0)
+    with (
+        job.store(folder) as store,
+        engine_of(job, attach(dataset, store), folder, tmp_path / "fast") as engine,
+    ):
+        job.train(engine, 10)  # all files, for which a store takes 0.6 s that reads two at a time
+        before = engine.stats()
+        os.kill(workers()["ovl-supervisor"][0].pid, signal.SIGKILL)
+        job.train(engine, 10)
+        later = engine.stats().since(before)
+
+    assert later.supervisors_replaced == 1
+    assert 0 <= later.store_busy_seconds < 0.2
+    assert min(later.file_rate_changes, later.byte_rate_changes) >= 0
+
+
 class Held:
     """Numbers; the dataset and its example 1 come when a file of that name is in a folder."""
 

@@ -185,6 +185,12 @@ def test_growing_rows_travel_beside_the_slot_until_it_is_widened_and_inside_it_a
     assert all(np.shares_memory(array, memory) for array in wider.batch(batch))
 
 
+def test_a_single_outlier_neither_makes_all_rows_huge_nor_keeps_them_from_growing():
+    slots = Slots(layout_of(np.zeros(4), 3))
+    slots.batch([np.zeros(n) for n in (4, 1 << 22, 9)])
+    assert slots.writer.wanted_row_bytes == [72]
+
+
 def ordinary(n: int) -> list:
     return [(np.full((2, 3), i, "f4"), np.int32(i), np.array(i)) for i in range(n)]
 

@@ -39,6 +39,7 @@ from tests.chainer.scripts import (  # noqa: E402
     Program,
     abandoned_memory,
     are_gone,
+    kill_all,
     run_script,
     wait_for_workers,
     wait_until,
@@ -104,6 +105,21 @@ def test_an_example_that_kills_its_reader_again_and_again_is_named_and_the_rest_
     with pytest.raises(WorkerDiedError, match="example 5"):
         next(iterator)
     assert_same(list(iterator), [torch.tensor([6, 7])])
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 3")  # on fewer cores
+def test_readers_that_cannot_be_started_while_one_lives_end_in_an_error_that_names_the_limits(
+    plain_pair: Pair,
+) -> None:
+    iterator = iter(plain_pair.ours(D.Made("int", 1000), num_workers=3, timeout=60))
+    next(iterator)
+    wait_for_workers({"ovl-supervisor": 1, "ovl-reader": 3})
+    (supervisor,) = workers()["ovl-supervisor"]
+    most_files = supervisor.num_fds() + 4  # too few to have some to spare
+    supervisor.rlimit(psutil.RLIMIT_NOFILE, (most_files, most_files))
+    kill_all(workers()["ovl-reader"][:2])
+    with pytest.raises(PipelineError, match=r"limits of the job .*no descriptor is left"):
+        list(iterator)
 
 
 # --- examples ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from typing import TypeAlias
 
 from overlapiter.openhook import OpenHook
 from overlapiter.sources import Dataset, index_maker
@@ -14,6 +15,11 @@ from overlapiter.store.extents import Extent
 from overlapiter.workers.copies import Given, StagedCopies
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.processes import end_own_fork
+
+#: So many examples that open files, but none below the source, mean that the source is wrong.
+_MANY_FRUITLESS = 64
+#: Stages a file that a dataset opens; returns its copy, or None if the dataset is to be left.
+Stage: TypeAlias = Callable[[str], Extent | None]
 
 
 class _PathFoundError(BaseException):
@@ -27,7 +33,7 @@ class Discovery(StagedCopies):
 
     It costs what the dataset does before it opens its first file. A dataset that reads several
     files for one example gives its first one so; to reach the next, the dataset is run again with
-    the staged copies of those before.
+    the staged copies of those before, or waits for each of them inside its ``open``.
 
     Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
     """
@@ -39,20 +45,33 @@ class Discovery(StagedCopies):
         self._thread: int | None = None
         self._pid = os.getpid()
         self._found: str | None = None
-        #: A file that does not lie below the source, which an example opened last; empty if there
-        #: is none.
-        self.elsewhere = ""
+        self._stage: Stage | None = None
+        self._failure: BaseException | None = None
+        self._source = plan.source
+        self._has_found = False  # any file of any example
+        self._n_fruitless = 0  # times that none was found, though files elsewhere were opened
+        self._elsewhere = ""  # the one that was opened last
         OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
 
-    def next_path(self, index: int, after: dict[int, Extent]) -> str | None:
+    def next_path(
+        self, index: int, after: dict[int, Extent], stage: Stage | None = None
+    ) -> str | None:
         """Return the first file that an example opens, of those not ``after``, as it is written.
 
-        None if there is no further one, and where the dataset raises: the file reader meets the
-        same error and reports it.
+        Args:
+            index: The example.
+            after: The staged copies of files that it has opened before, by their keys.
+            stage: Called while the dataset waits in its ``open``; None to leave it at each file.
+                What it raises is raised here.
+
+        Returns:
+            The path. None if there is no further one, and where the dataset raises: the file reader
+            meets the same error and reports it.
         """
         self.begin_part(dict(after))
         self.begin_example()
-        self._found = None
+        self._found = self._failure = None
+        self._stage = stage
         self._thread = threading.get_ident()
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             try:
@@ -62,6 +81,10 @@ class Discovery(StagedCopies):
                     end_own_fork(sys.exc_info()[1])
         self._thread = None
         self.begin_example()  # what this one opened is not needed any more
+        self._has_found |= self._found is not None
+        self._n_fruitless += self._found is None and bool(self._elsewhere)
+        if self._failure is not None:
+            raise self._failure
         return self._found
 
     def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
@@ -69,11 +92,38 @@ class Discovery(StagedCopies):
         if self._thread != threading.get_ident() or os.getpid() != self._pid:
             return None
         given = super().give(path, made_of)
+        if given is None and self._has_staged(path):
+            given = super().give(path, made_of)
         if given is None:
             self._found = self._found or path
             raise _PathFoundError
         return given
 
+    def _has_staged(self, path: str) -> bool:
+        """Have a file staged, if that may be done here; return whether there is a copy now."""
+        if self._stage is None or self._found is not None:
+            return False
+        self._thread = None  # staging opens the file, too
+        try:
+            extent = self._stage(path)
+        except BaseException as error:  # not for the dataset to meet
+            self._failure, extent = error, None
+        finally:
+            self._thread = threading.get_ident()
+        if extent is not None:
+            self._table[extent.key] = extent
+        return extent is not None
+
+    def complaint(self) -> str:
+        """Say that nothing is opened below the source, though files are elsewhere; mostly empty."""
+        if self._has_found or self._n_fruitless != _MANY_FRUITLESS:
+            return ""
+        return (
+            f"none of {_MANY_FRUITLESS} examples opens a file below the source {self._source}, so "
+            f"nothing is staged; they open {self._elsewhere}, for example. Give a Staging.source "
+            f"that these paths begin with (a symbolic link to the same directory is another name)"
+        )
+
     def _on_other_open(self, path: str) -> None:
         if self._thread == threading.get_ident():
-            self.elsewhere = path
+            self._elsewhere = path

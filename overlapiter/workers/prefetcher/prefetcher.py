@@ -35,7 +35,7 @@ from overlapiter.workers.reader.face import Face
 from overlapiter.workers.start.processes import keep_freed_memory
 from overlapiter.workers.usage import Usage
 
-from .discovery import Discovery
+from .discovery import Discovery, Stage
 from .evictor import Evictor, RoomForTask
 from .tasks import ExampleAtHand, StageTask, TaskAtHand
 from .threads import Threads
@@ -51,8 +51,10 @@ _SHOW_AFTER_SECONDS = 0.1
 _REST_AFTER_SECONDS = 1.0
 #: How often it looks then whether the directory was removed.
 _LOOK_AFTER_SECONDS = 3.0
-#: So many examples that open files, but none below the source, mean that the source is wrong.
-_MANY_FRUITLESS = 64
+#: So many files of an example are found by running the dataset again for each. To reach further
+#: ones it waits for the copy inside its ``open``, where that takes less time: no other example is
+#: asked for meanwhile.
+_FIRST_FILES = 2
 #: How long a thread keeps the interpreter's lock while others want it, one of which may be in the
 #: middle of a transaction.
 _SWITCH_SECONDS = 0.001
@@ -97,7 +99,6 @@ class Prefetcher:
         self._at_hand: dict[int, TaskAtHand] = {}  # by task, in the order in which they were begun
         self._has_first = False
         self._found_last: list[Wanted] = []  # as many files as an example opens
-        self._n_fruitless = 0  # examples of which no file was found
         self._n_files = 1
         self._warned: set[str] = set()
         self._is_at_rest = True
@@ -121,7 +122,6 @@ class Prefetcher:
         while True:
             while not self._channel.is_readable(self._patience_seconds()):
                 if self._at_hand:
-                    self._threads.look()
                     self._show_current()
                     self._report_settled()
                     self._trace.flush()
@@ -350,12 +350,10 @@ class Prefetcher:
 
     def _note_answers(self, what: str, answers: list[Answer]) -> None:
         """Count answers of the slow store, and what tells by what it is limited."""
-        self._threads.note_answers([took_ns for _, took_ns, _ in answers])
         for path, took_ns, _ in answers if self._trace.is_on else ():
-            if path:  # in one of the rows of the reads in flight
-                now_ns, file = time.monotonic_ns(), os.path.basename(path)
-                times = now_ns - took_ns, now_ns
-                self._trace.add(what, "staging", *times, row="I/O slot", file=file)
+            now_ns, file = time.monotonic_ns(), os.path.basename(path)
+            times = now_ns - took_ns, now_ns  # in one of the rows of the reads in flight
+            self._trace.add(what, "staging", *times, row="I/O slot", file=file)
         given = [(took_ns, n_bytes) for _, took_ns, n_bytes in answers if n_bytes]
         if self._peers is not None:
             for took_ns, _ in given:
@@ -384,39 +382,62 @@ class Prefetcher:
         # The first example is followed to its end, to learn how many files an example opens.
         is_first, self._has_first = not self._has_first, True
         staged: dict[int, Extent] = {}
-        while is_first or len(staged) < max(work.task.n_files, self._n_files):
-            found = self._next_path(example.index, staged)
-            if found is None:
-                break
-            _, absolute = next(paths_below(self._plan.source, [found]), (found, ""))
-            if not absolute:
-                raise ValueError(f"{found} has a part that names no file below the source")
-            file = Wanted(self._key_of(absolute), absolute)
-            if file.key in answers:  # its copy cannot be read
-                break
+        staging_seconds = 0.0
+        inside: Stage | None = None
+
+        def stage(path: str) -> Extent | None:
+            """Return the copy of a file that was found; None if no further one is to be found."""
+            nonlocal staging_seconds
+            file = self._wanted(path)
+            if file.key in answers:  # its copy cannot be read, or it was the last one
+                return None
             n_last = max(self._n_files, len(example.keys) + 1)
             self._found_last = [*dict.fromkeys([*self._found_last, file])][-n_last:]
-            answer = self._stage_found(work, example, file, answers)
-            if answer.extent is None:
+            begun = time.monotonic()
+            extent = self._stage_found(work, example, file, answers).extent
+            staging_seconds = time.monotonic() - begun
+            if extent is None:
+                return None
+            staged[file.key] = extent
+            is_last = not is_first and len(staged) >= max(work.task.n_files, self._n_files)
+            return None if is_last else extent
+
+        while True:
+            found, seconds = self._next_path(example.index, staged, inside)
+            if found is None or stage(found) is None:
                 break
-            staged[file.key] = answer.extent
+            if len(staged) >= _FIRST_FILES and seconds > staging_seconds:
+                inside = stage
         self._n_files = max(self._n_files, len(staged))
         if not example.keys:  # it may read what the dataset keeps open here alone
             for file in self._found_last:
                 self._stage_found(work, example, file, answers)
 
-    def _next_path(self, index: int, staged: dict[int, Extent]) -> str | None:
-        """Ask the dataset for an example, one thread at a time; that may kill this process."""
+    def _wanted(self, path: str) -> Wanted:
+        """Return a file that the dataset opens."""
+        _, absolute = next(paths_below(self._plan.source, [path]), (path, ""))
+        if not absolute:
+            raise ValueError(f"{path} has a part that names no file below the source")
+        return Wanted(self._key_of(absolute), absolute)
+
+    def _next_path(
+        self, index: int, staged: dict[int, Extent], stage: Stage | None
+    ) -> tuple[str | None, float]:
+        """Ask the dataset for an example, one thread at a time; that may kill this process.
+
+        Returns the next path, and how many seconds that took.
+        """
         with self._user_code:
+            begun = time.monotonic()
             self._asked = index
             self._show_current()
             try:
                 if self._discovery is None:
                     self._discovery = self._begin_discovery()
-                found = self._discovery.next_path(index, staged)
-                if found is None:
-                    self._note_fruitless(self._discovery.elsewhere)
-                return found
+                found = self._discovery.next_path(index, staged, stage)
+                if words := self._discovery.complaint():
+                    self._warn(words, "wrong source")
+                return found, time.monotonic() - begun
             finally:
                 self._asked = None
                 self._show_current()
@@ -441,18 +462,6 @@ class Prefetcher:
         trusted = unpacked(work.task.trusted)
         self._stager.stage([file], answers.update, work.make_room, suspects, trusted, holders=known)
         return answers[file.key]
-
-    def _note_fruitless(self, elsewhere: str) -> None:
-        """Warn of a source below which nothing is opened, though files are elsewhere."""
-        self._n_fruitless += bool(elsewhere)
-        if not self._found_last and self._n_fruitless == _MANY_FRUITLESS:
-            self._warn(
-                f"none of {_MANY_FRUITLESS} examples opens a file below the source "
-                f"{self._plan.source}, so nothing is staged; they open {elsewhere}, for example. "
-                f"Give a Staging.source that these paths begin with (a symbolic link to the same "
-                f"directory is another name)",
-                "wrong source",
-            )
 
     # --- what others see ----------------------------------------------------------------------
 

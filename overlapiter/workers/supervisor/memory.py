@@ -8,10 +8,6 @@ from overlapiter.sharedmem.layout import Layout
 from overlapiter.sharedmem.segments import Slot, SlotPool
 from overlapiter.workers.supervisor.contact import Contact
 
-#: A slot grows at most so many times at once, or to so many bytes.
-_WIDEN_TIMES = 8
-_WIDEN_BYTES = 64 << 20
-
 #: The slot of mini-batches without arrays.
 NO_MEMORY = Slot(-1, 0)
 
@@ -47,13 +43,8 @@ class SlotKeeper:
 
     def widen(self, layout_id: int, wanted_row_bytes: list[int]) -> None:
         """Use wider rows from now on, unless that has been done since ``layout_id``."""
-        if layout_id != self.layout_id:
-            return
-        old = self._layouts[layout_id]
-        new = old.widened(wanted_row_bytes)
-        # A single outlier is not to make all slots huge: what does not fit travels pickled.
-        if new.slot_bytes <= max(_WIDEN_TIMES * old.slot_bytes, _WIDEN_BYTES):
-            self.adopt(new)
+        if layout_id == self.layout_id:
+            self.adopt(self._layouts[layout_id].widened(wanted_row_bytes))
 
     def acquire(self, n_rows: int) -> Slot:
         """Return a free slot of the current layout, lengthened to at least ``n_rows`` examples.
@@ -86,22 +77,19 @@ class SlotKeeper:
             self._pools[layout_id].reserve(slot, rows, places)
 
     def release(self, slot: Slot, contacts: Iterable[Contact]) -> None:
-        """Take a slot back; memory of an old layout that is idle now is dropped by all."""
-        pools = self._pools.items()
-        found = next((each for each in pools if slot.segment_id in each[1].segments), None)
-        if found is None:
-            return
-        layout_id, pool = found
-        pool.release(slot)
-        if layout_id == self.layout_id or not pool.is_idle():
-            return
-        for segment_id in pool.segments:
-            for contact in contacts:
-                contact.send(("forget", segment_id, layout_id))
-                contact.segments.discard(segment_id)
-                contact.layouts.discard(layout_id)
-        del self._pools[layout_id], self._layouts[layout_id]
-        pool.close()
+        """Take a slot back; memory of old layouts that is idle is dropped by all."""
+        for pool in self._pools.values():
+            if slot.segment_id in pool.segments:
+                pool.release(slot)
+        for layout_id, pool in [*self._pools.items()]:
+            if layout_id != self.layout_id and pool.is_idle():
+                for segment_id in pool.segments:
+                    for contact in contacts:
+                        contact.send(("forget", segment_id, layout_id))
+                        contact.segments.discard(segment_id)
+                        contact.layouts.discard(layout_id)
+                del self._pools[layout_id], self._layouts[layout_id]
+                pool.close()
 
     def make_known(self, contact: Contact, layout_id: int, slot: Slot) -> None:
         """Send a process the layout and the segment of a slot, unless it knows them."""

@@ -30,17 +30,21 @@ class StoreRates:
         self._seen = 0, 0
         self._rates: tuple[float, float] | None = None
 
-    def add(self, ended_ns: int, n_files: int, n_kb: int) -> None:
-        """Take note of all files up to the last one, when its read ended, and of their kB."""
+    def add(self, ended_ns: int, n_files: int, n_kb: int) -> bool:
+        """Take note of all files up to the last one, when its read ended, and of their kB.
+
+        Returns:
+            Whether there is one more.
+        """
         more_files, more_kb = n_files - self._seen[0], n_kb - self._seen[1]
         if more_files <= 0:
-            return
+            return False
         took_ns, self._last_ns = ended_ns - self._last_ns, ended_ns
         self._seen = n_files, n_kb
         self.busy_ns += min(took_ns, _LONGEST_NS)
         if not 0 < took_ns < _LONGEST_NS:
             self._stretch, self._rates = [0, 0, 0], None
-            return
+            return True
         stretch = [
             a + b for a, b in zip(self._stretch, (took_ns, more_files, more_kb), strict=True)
         ]
@@ -48,6 +52,7 @@ class StoreRates:
         if stretch[1] >= _STRETCH_FILES:
             self._compare(stretch[1] / stretch[0], max(1, stretch[2]) / stretch[0])
             self._stretch = [0, 0, 0]
+        return True
 
     def _compare(self, file_rate: float, byte_rate: float) -> None:
         before, self._rates = self._rates, (file_rate, byte_rate)

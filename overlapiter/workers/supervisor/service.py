@@ -90,18 +90,25 @@ class Service:
         self.n_deaths += 1
         if self.n_deaths >= (_MAX_DEATHS if self.was_ready else _MAX_DEATHS_AT_START):
             raise PipelineError(
-                f"the supervisor process ended {self.n_deaths} times in a row"
-                + (
-                    ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
-                    if self.was_ready
-                    else " before it had read the dataset. If your dataset's class is in the "
-                    "script itself, the script is imported in that process: what starts the "
-                    'training must stand below `if __name__ == "__main__":`. What the process '
-                    "printed stands above"
-                )
+                f"the supervisor process ended {self.n_deaths} times in a row{self._why_it_ended()}"
             )
         self.end()
         self.start()
+
+    def _why_it_ended(self) -> str:
+        """Say where to look for what has ended the supervisor."""
+        if self._child is None or not self._child.is_forked(_END_SECONDS):
+            return (
+                ", or could not be forked at all; look at `ulimit -u`, the limit of processes of "
+                "the container (pids), and memory"
+            )
+        if self.was_ready:
+            return ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
+        return (
+            " before it had read the dataset. If your dataset's class is in the script itself, the "
+            "script is imported in that process: what starts the training must stand below "
+            '`if __name__ == "__main__":`. What the process printed stands above'
+        )
 
     def send(self, message: Message) -> None:
         """Send a message; blocks while there is no room, but not for a supervisor that is stopped.

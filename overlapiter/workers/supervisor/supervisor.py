@@ -165,7 +165,14 @@ class Supervisor:
             FileReader(channel, self._face, plan, row).run()
 
         return ReadingStage(
-            Team("file reader", rows, be_reader, self._leave, plan.max_parts_per_reader),
+            Team(
+                "file reader",
+                rows,
+                be_reader,
+                self._leave,
+                plan.max_parts_per_reader,
+                needs_all=self._face.deals_in_turn,
+            ),
             self._schedule,
             self._keeper,
             self._costs,

@@ -129,6 +129,7 @@ class Team:
         role: What a worker does.
         leave_supervisor: Called first in each forked process, to close what is the supervisor's.
         max_parts: Parts after which a process is replaced by a fresh one; None for never.
+        needs_all: Whether no other worker can do what one of them has to do.
 
     Attributes:
         n_wanted: So many of the places, the first ones, are to have a process.
@@ -141,11 +142,14 @@ class Team:
         role: Role,
         leave_supervisor: Callable[[], None],
         max_parts: int | None = None,
+        *,
+        needs_all: bool = False,
     ) -> None:
         self._process_name = f"ovl-{kind.split()[-1]}"
         self._role = role
         self._leave_supervisor = leave_supervisor
         self._max_parts = max_parts
+        self._needs_all = needs_all
         self.workers = [Worker(kind, number, row) for number, row in enumerate(rows)]
         self.n_wanted = len(self.workers)
         self.n_fruitless = 0  # processes that ended, since one of them last sent something
@@ -170,7 +174,8 @@ class Team:
         try:
             return worker.start(self._process_name, self._role, self._leave_supervisor)
         except OSError as error:  # too many processes, say
-            if not any(worker.pid for worker in self.workers):  # others do its work meanwhile
+            # Else others do its work meanwhile.
+            if self._needs_all or not any(other.pid for other in self.workers):
                 self._count_fruitless(f"the last one could not be started: {error}")
         return None
 

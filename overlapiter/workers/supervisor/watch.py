@@ -30,20 +30,16 @@ class Watch:
         self._usage = Usage(self._row)
         self._cause: Counter | None = None
         self._batch: Batch | None = None
-        self._reading_ns = 0
+        self._row.put(Counter.WAITING_FOR_READERS_NS, 0)  # as another one may have left it
         self._since_ns = time.monotonic_ns()
         self._look_at_ns = self._note_at_ns = 0
         self._recorded = 0, 0
-        self._rates = StoreRates()
-        self._n_files = 0
+        self._rates = self._rates_so_far()
 
     def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
         """Note what the trainer waits for now; it has the mini-batches before ``consumed_id``."""
         now_ns = time.monotonic_ns()
-        if self._cause is Counter.WAIT_READING_NS:
-            self._reading_ns += now_ns - self._since_ns
-            self._row.put(Counter.WAITING_FOR_READERS_NS, self._reading_ns)
-        elif self._cause is not None:
+        if self._cause is not None:
             self._row.add(self._cause, now_ns - self._since_ns)
         self._since_ns = now_ns
         batch = self._schedule.batch(consumed_id - 1)
@@ -64,7 +60,7 @@ class Watch:
         Others do not tell: the mini-batches that are waited for are those that took long. What it
         took beyond that time were messages, and file readers that waited for a core.
         """
-        batch, waited_ns, self._reading_ns = self._batch, self._reading_ns, 0
+        batch, waited_ns = self._batch, self._row.get(Counter.WAITING_FOR_READERS_NS)
         self._row.put(Counter.WAITING_FOR_READERS_NS, 0)
         if batch is not None and batch.busy_ns:
             busy_ns = min(waited_ns, batch.busy_ns)
@@ -84,16 +80,27 @@ class Watch:
             self._trace.counter("mini-batches ready", ready=n_ready)
             self._record_store(now_ns)
 
+    def _rates_so_far(self) -> StoreRates:
+        """Return what another supervisor, in the place of which this one is, had noted."""
+        rates, row = StoreRates(), self._row
+        rates.add(*self._answers())
+        rates.busy_ns = row.get(Counter.STORE_BUSY_NS)
+        rates.file_changes = row.get(Counter.FILE_RATE_CHANGES) / 1e6
+        rates.byte_changes = row.get(Counter.BYTE_RATE_CHANGES) / 1e6
+        return rates
+
+    def _answers(self) -> tuple[int, int, int]:
+        """Return when the slow store has answered last, how often it has, and with how many kB."""
+        board = self._board
+        prefetchers = map(board.prefetcher_row, range(board.n_prefetchers))
+        ended_ns = max((each.get(Counter.ANSWERED_NS) for each in prefetchers), default=0)
+        return ended_ns, board.total(Counter.ANSWERS), board.total(Counter.ANSWERED_KB)
+
     def _note_store(self) -> None:
         """Note how steady the slow store is, if it has answered since."""
-        board, row, rates = self._board, self._row, self._rates
-        n_files = board.total(Counter.ANSWERS)
-        if n_files == self._n_files:
+        row, rates = self._row, self._rates
+        if not rates.add(*self._answers()):
             return
-        self._n_files = n_files
-        prefetchers = map(board.prefetcher_row, range(board.n_prefetchers))
-        ended_ns = max(prefetcher.get(Counter.ANSWERED_NS) for prefetcher in prefetchers)
-        rates.add(ended_ns, n_files, board.total(Counter.ANSWERED_KB))
         row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
         row.put(Counter.FILE_RATE_CHANGES, round(rates.file_changes * 1e6))
         row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
@@ -116,4 +123,4 @@ def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:
         return Counter.WAIT_STAGING_NS
     if is_probing and PartState.READING not in states:
         return Counter.WAIT_SLOT_NS
-    return Counter.WAIT_READING_NS
+    return Counter.WAITING_FOR_READERS_NS
