@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import tempfile
 from typing import IO, Any
 
 from overlapiter.origins.remote import RemoteFile, RemoteOrigin
@@ -11,22 +11,13 @@ from overlapiter.origins.remote import RemoteFile, RemoteOrigin
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20
 
-#: Returns the path of a file of a name that it has written: given what that is called, and what
-#: writes the content.
-Keep = Callable[[str, Callable[[IO[bytes]], None]], str]
-
 
 class Direct:
-    """Opens files of a remote source in a file reader, as the built-in ``open`` would.
+    """Opens files of a remote source in a file reader, as the built-in ``open`` would."""
 
-    Args:
-        origin: Gives the files.
-        keep: Keeps private copies, as long as the current example is read.
-    """
-
-    def __init__(self, origin: RemoteOrigin, keep: Keep) -> None:
+    def __init__(self, origin: RemoteOrigin) -> None:
         self._origin = origin
-        self._keep = keep
+        self._copies: dict[str, IO[bytes]] = {}
 
     def open(
         self,
@@ -53,15 +44,29 @@ class Direct:
         return io.TextIOWrapper(buffered, encoding, errors, newline)
 
     def download(self, url: str) -> str:
-        """Return the path of a private copy, which lives as long as the current example.
+        """Return the path of a private copy, which lives until :meth:`forget`.
+
+        It is a file without a name, so that it ends with this process, however that ends.
 
         Raises:
-            OSError: It cannot be read, or there is no room for it.
+            OSError: It cannot be read, or there is no room for temporary files.
         """
+        file = self._copies.get(url)
+        if file is None:
+            file = tempfile.TemporaryFile()  # noqa: SIM115  # lives until forget
+            try:
+                with self._origin.open(url) as remote:
+                    while piece := remote.read(_PIECE_BYTES):
+                        file.write(piece)
+                file.flush()
+            except BaseException:
+                file.close()
+                raise
+            self._copies[url] = file
+        return f"/proc/self/fd/{file.fileno()}"
 
-        def fetch(file: IO[bytes]) -> None:
-            with self._origin.open(url) as remote:
-                while piece := remote.read(_PIECE_BYTES):
-                    file.write(piece)
-
-        return self._keep(url, fetch)
+    def forget(self) -> None:
+        """Drop the private copies."""
+        for file in self._copies.values():
+            file.close()
+        self._copies.clear()

@@ -25,16 +25,13 @@ _FOLDER = "local"
 _FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 #: What a disk says that has no hard links, or no more of them.
 _NO_LINK = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-#: Disks have no longer names; URLs do.
-_MOST_NAME_BYTES = 255
 
 
 class LocalFiles:
     """The files of one process. For one thread at a time.
 
     Args:
-        directory: The staging directory that they lie in: that of large files, which are linked;
-            empty for the directory of temporary files.
+        directory: The staging directory that they lie in: that of large files, which are linked.
         reader: Reads what is staged.
     """
 
@@ -56,17 +53,12 @@ class LocalFiles:
         """
         path = self._paths.get(extent.key)
         if path is None:
-            path = self.new_path(source_path)
+            path = self._another_path(source_path)
             self._make(path, extent)
             self._paths[extent.key] = path
         return path
 
-    def new_path(self, source_path: str) -> str:
-        """Return where to make another file of that name, which lives until :meth:`forget`.
-
-        Raises:
-            OSError: There is no such place.
-        """
+    def _another_path(self, source_path: str) -> str:
         try:
             path = self._new_path(source_path)
         except FileNotFoundError:  # the generation was thrown away, and the folder with it
@@ -85,8 +77,7 @@ class LocalFiles:
             self._n_folders += 1
         elif not os.path.isdir(folder):
             raise FileNotFoundError(folder)
-        name = os.fsencode(os.path.basename(source_path))[-_MOST_NAME_BYTES:]
-        return os.path.join(folder, os.fsdecode(name))
+        return os.path.join(folder, os.path.basename(source_path))
 
     def _make(self, path: str, extent: Extent) -> None:
         if extent.is_whole:
@@ -103,11 +94,9 @@ class LocalFiles:
             file.write(data)
 
     def _make_folder(self) -> None:
-        parent = None
-        if self._directory:
-            parent = os.path.join(generation_of(self._directory), _FOLDER)
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(parent, 0o700)
+        parent = os.path.join(generation_of(self._directory), _FOLDER)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent, 0o700)
         while not self._folder:
             folder = tempfile.mkdtemp(dir=parent)
             with contextlib.suppress(FileNotFoundError):  # taken for what a dead process left

@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 from overlapiter.sources import normalised
 from overlapiter.stagedfile import open_bytes, open_instead
 from overlapiter.store.extents import DamagedError, Extent, ExtentReader, keys_of
-from overlapiter.store.localfiles import LocalFiles, create
+from overlapiter.store.localfiles import LocalFiles
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 
@@ -31,8 +31,6 @@ class StagedCopies:
         self._reader = ExtentReader(directories)
         # A link has to lie on the disk of what it leads to.
         self._files = [LocalFiles(directory, self._reader) for directory in directories]
-        self._temporary = LocalFiles("", self._reader)
-        self._kept: dict[str, str] = {}  # the paths of what the current example has downloaded
         self._lock = threading.RLock()  # of the reader and the files
         self._table: dict[int, Extent] = {}
         #: The copies of the current part that were opened: of each its tier, the bytes of it that
@@ -54,10 +52,9 @@ class StagedCopies:
         """Forget what the previous example opened, and the files that were made for it."""
         self.opened = []
         self._large = []
-        self._kept = {}
         self.has_missed, self._is_trusted = False, True
         with self._lock:
-            for files in (*self._files, self._temporary):
+            for files in self._files:
                 files.forget()
 
     def open(
@@ -82,33 +79,6 @@ class StagedCopies:
             return files.path_of(extent, path), extent.size
 
         return self.give(path, path_of)
-
-    def keep(self, url: str, write: Callable[[IO[bytes]], None]) -> str:
-        """Return the path of a file that ``write`` fills, until the next example; made once.
-
-        Where the staging disk takes no file, it lies in the directory of temporary ones. Nothing
-        is locked meanwhile, since ``write`` waits for the source.
-
-        Raises:
-            OSError: What ``write`` raises, or there is no room.
-        """
-        path = self._kept.get(url)
-        if path is None:
-            try:
-                path = self._written(self._files[-1], url, write)
-            except OSError as error:
-                if error.filename == url:  # the source has failed
-                    raise
-                path = self._written(self._temporary, url, write)
-            self._kept[url] = path
-        return path
-
-    def _written(self, files: LocalFiles, url: str, write: Callable[[IO[bytes]], None]) -> str:
-        with self._lock:
-            path = files.new_path(url)
-        with create(path) as file:
-            write(file)
-        return path
 
     def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
         """Return what ``made_of`` makes of the staged copy; None where the source has to be read.
@@ -136,7 +106,7 @@ class StagedCopies:
     def close(self) -> None:
         """Close and remove what is open of the store, and what was made of it."""
         with self._lock:
-            for files in (*self._files, self._temporary):
+            for files in self._files:
                 files.close()
             self._reader.close()
 

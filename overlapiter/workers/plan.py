@@ -15,7 +15,7 @@ from overlapiter.tracing import TraceFile
 from overlapiter.urls import is_url
 
 if TYPE_CHECKING:  # the trainer loads no database, and only what stages from URLs loads their code
-    from overlapiter.origins.direct import Direct, Keep
+    from overlapiter.origins.direct import Direct
     from overlapiter.origins.remote import RemoteOrigin
     from overlapiter.peers.client import PeersPlan
     from overlapiter.store.comparer import Validation
@@ -122,16 +122,13 @@ class StagingPlan:
         most_reads = self.reads_in_flight or self.most_reads_in_flight
         return self._remote(-(-most_reads // self.n_first_prefetchers))
 
-    def direct(self, keep: Keep) -> Direct | None:
-        """Return what reads a source that is a URL without staging; None for a directory.
-
-        ``keep`` keeps private copies, as long as an example is read.
-        """
+    def direct(self) -> Direct | None:
+        """Return what reads a source that is a URL without staging; None for a directory."""
         if not is_url(self.source):
             return None
         from overlapiter.origins.direct import Direct
 
-        return Direct(self._remote(_DIRECT_CONNECTIONS), keep)
+        return Direct(self._remote(_DIRECT_CONNECTIONS))
 
     def _remote(self, n_connections: int) -> RemoteOrigin:
         from overlapiter.origins.remote import RemoteOrigin  # and with it asyncio, for URLs alone

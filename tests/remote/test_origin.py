@@ -9,7 +9,6 @@ import io
 import os
 import pickle
 import random
-import shutil
 import socket
 import sys
 import tarfile
@@ -29,16 +28,13 @@ from overlapiter.origins.direct import Direct
 from overlapiter.origins.origin import Original
 from overlapiter.origins.remote import RemoteOrigin, check_remote, original_of, place_of
 from overlapiter.store.extents import ExtentReader
-from overlapiter.store.generation import make_generation, root_of
 from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run, Site
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
-from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.plan import StagingPlan
 from tests.chainer.scripts import run_script
 from tests.remote.stores import Objects
-from tests.support.staged import plan_for
 
 
 def in_child(function: Callable[[], Any]) -> Any:
@@ -293,7 +289,7 @@ def test_what_is_opened_directly_behaves_as_a_file(objects: Objects) -> None:
     objects.put("text.txt", "äöü\r\nlast".encode("utf-16"))
 
     def read() -> None:
-        direct = Direct(origin_of(objects), pytest.fail)
+        direct = Direct(origin_of(objects))
         for buffering in (-1, 0, 7):
             with direct.open(f"{objects.root}/{name}", "rb", buffering) as file:
                 assert file.read(10) == right[:10]
@@ -315,8 +311,7 @@ def test_what_is_opened_directly_is_read_to_its_end_in_few_requests(
     objects.put("large.bin", data)
 
     def read() -> None:
-        direct = Direct(origin_of(objects), pytest.fail)
-        with direct.open(f"{objects.root}/large.bin", "rb", buffering) as file:
+        with Direct(origin_of(objects)).open(f"{objects.root}/large.bin", "rb", buffering) as file:
             assert file.read() == data
             assert file.read() == b""
 
@@ -324,26 +319,16 @@ def test_what_is_opened_directly_is_read_to_its_end_in_few_requests(
     assert objects.requests("GET")["large.bin"] == 1
 
 
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_a_private_copy_is_named_as_its_source_and_lives_as_long_as_the_example(
-    objects: Objects, tmp_path: Path, is_removed: bool
-) -> None:
+def test_a_private_copy_lives_as_long_as_the_example(objects: Objects) -> None:
     url, right = f"{objects.root}/{objects.names[0]}", (objects.folder / objects.names[0])
-    make_generation(str(tmp_path))
 
     def read() -> None:
-        copies = StagedCopies(plan_for(tmp_path, objects.root))
-        direct = Direct(origin_of(objects), copies.keep)
-        if is_removed:
-            shutil.rmtree(root_of(str(tmp_path)))
-        path = Path(direct.download(url))
-        assert direct.download(url) == str(path)
-        assert (path.name, path.read_bytes()) == (right.name, right.read_bytes())
-        assert path.is_relative_to(tmp_path) is not is_removed
-        copies.begin_example()
-        assert not path.exists()
-        copies.close()
-        assert not path.parent.exists()
+        direct = Direct(origin_of(objects))
+        path = direct.download(url)
+        assert direct.download(url) == path
+        assert Path(path).read_bytes() == right.read_bytes()
+        direct.forget()
+        assert not os.path.exists(path)
 
     in_child(read)
     assert objects.requests("GET") == {objects.names[0]: 1}
@@ -413,7 +398,7 @@ def test_a_server_that_refuses_connections_is_no_missing_file_and_waited_for_onc
             return [error_of(lambda n=n: origin.stat(f"{root}/{n}.jpg")) for n in range(2)]
 
         def read() -> list[tuple[type, int, str, str, float]]:
-            return [error_of(lambda: plan.direct(pytest.fail).open(f"{root}/0.jpg"))]
+            return [error_of(lambda: plan.direct().open(f"{root}/0.jpg"))]
 
         found = in_child(stage) + in_child(read)  # a prefetcher, then a file reader
     for number, (kind, code, _, text, seconds) in enumerate(found):

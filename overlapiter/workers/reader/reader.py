@@ -63,15 +63,16 @@ class FileReader:
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._copies: StagedCopies | None = None
+        self._direct = None
         if plan.staging is not None:
             self._copies = StagedCopies(plan.staging)
+            self._direct = plan.staging.direct()
             source = plan.staging.source
             self._unseen = UnseenReads(
                 face.dataset, source, row, self._warn, names_source=plan.names_source
             )
             note_elsewhere = self._unseen.note_elsewhere
-            direct = plan.staging.direct(self._copies.keep)
-            OpenHook(source, self._copies, direct, note_elsewhere).install()
+            OpenHook(source, self._copies, self._direct, note_elsewhere).install()
 
     def run(self) -> None:
         """Serve until the end; ChannelClosedError is raised where the channel is closed."""
@@ -202,6 +203,8 @@ class FileReader:
     def _begin_example(self) -> None:
         if self._copies is not None:
             self._copies.begin_example()
+        if self._direct is not None:
+            self._direct.forget()
 
     def _read_example(self, reading: _Reading, number: int, indices: list[int]) -> None:
         """Read one example and write it to the slot; or read several at once."""
