@@ -35,9 +35,8 @@ class _Epoch(NamedTuple):
 
     Attributes:
         first: For each example the position of its first use, or FAR.
-        order: The examples in order, and
-        again: for each of them the position of its next use in this epoch, or FAR; both None if no
-            example comes twice.
+        order: The examples in order; None if none comes twice.
+        again: For each of them the position of its next use in this epoch, or FAR; None likewise.
         others: For each entry of the order a row of the examples that other ranks read at the same
             time; None if they read none.
         served: What other nodes read from this one; None if they read nothing.
@@ -193,10 +192,9 @@ class NextUse:
         for epoch in sorted(self._epochs):
             uses, start = self._epochs[epoch], epoch * self._epoch_size
             following = np.where(uses.first < position, FAR, uses.first)
-            if uses.order is not None:  # what was used before may come again
-                begin = max(position, start)
-                coming = np.arange(begin, start + len(uses.order))
-                np.minimum.at(following, uses.order[begin - start :], coming)
+            if uses.order is not None and start < position:  # what was used before may come again
+                coming = np.arange(position, start + len(uses.order))
+                np.minimum.at(following, uses.order[position - start :], coming)
             is_it = is_over & (self.position == FAR)
             self.position[is_it] = following[is_it]
 

@@ -146,6 +146,8 @@ def launched_rank() -> int | None:
     told = [os.environ.get(name, "") for name in _WORLDS]
     if os.environ.keys() >= _TORCHRUN:  # mpiexec or srun may have started it, once for each node
         told.insert(0, os.environ["RANK"])
+    if os.environ.get("MASTER_ADDR") in _LOOPBACK:  # Lightning, on one machine
+        told.append(os.environ.get("LOCAL_RANK", ""))
     return next((int(text) for text in told if text.isdecimal()), None)
 
 

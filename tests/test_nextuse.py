@@ -135,15 +135,14 @@ def test_what_other_ranks_of_the_node_read_and_other_nodes_from_it_counts_too(
             assert next_use.position[index] == min(coming, default=FAR)
 
 
-def test_a_jump_over_many_uses_of_one_example_takes_no_longer_than_learning_the_order() -> None:
-    next_use, order = NextUse(50_000), np.arange(50_000)
+def test_a_jump_over_many_uses_of_one_example_takes_one_pass() -> None:
+    next_use, order = NextUse(100_000), np.arange(100_000)
     order[::2] = 0
-    begun = time.process_time()
     next_use.learn(0, order)
-    learnt = time.process_time()
-    assert next_use.hand_out(49_998, [0])
-    assert time.process_time() - learnt < 10 * (learnt - begun)
-    assert next_use.position[[0, 49_999, 49_997]].tolist() == [FAR, 49_999, FAR]
+    begun = time.process_time()
+    assert next_use.hand_out(99_998, [0])
+    assert time.process_time() - begun < 2.0  # a pass for each use takes twenty times as long
+    assert next_use.position[[0, 99_999, 99_997]].tolist() == [FAR, 99_999, FAR]
 
 
 def test_what_others_read_beyond_a_jump_is_not_over() -> None:

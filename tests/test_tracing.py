@@ -164,12 +164,14 @@ def test_a_job_of_16_ranks_joins_to_what_web_browsers_open() -> None:
 
 
 def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(path: Path) -> None:
+    begun = time.time_ns()
     for rank in (0, 1):
         with (
             tracing.begin_trace(path, "trainer", rank=rank) as trace,
             trace.span("send" if rank == 0 else "receive", "mpi"),
         ):
             pass
+    ended = time.time_ns()
     files = [str(path), str(path.with_name("out.rank1.json"))]
     assert main(["trace", *files, "--output", str(path.with_name("all.json"))]) == 0
 
@@ -178,7 +180,7 @@ def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(pat
     assert_valid(events)
     send, receive = (event for event in events if event["ph"] == "X")
     assert send["pid"] != receive["pid"]
-    assert -1e6 < receive["ts"] - send["ts"] < 60e6
+    assert begun / 1e3 - 1e3 <= send["ts"] <= receive["ts"] <= ended / 1e3 + 1e3  # of the node
     assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
         "rank 0: trainer", "rank 1: trainer",
     ]  # fmt: skip

@@ -137,14 +137,17 @@ def warnings(
     return found
 
 
-def notes_on_unread(unread: Mapping[str, str]) -> list[str]:
-    """Return why files, by their paths, could not be read: a note for each of the first reasons."""
+def notes_on(failed: Mapping[str, str], kind: str, done: str) -> list[str]:
+    """Return why files or folders, by their paths, could not be read, or what is to be ``done``.
+
+    There is a note for each of the first reasons.
+    """
     found: dict[str, list[str]] = defaultdict(list)
-    for path, reason in unread.items():
+    for path, reason in failed.items():
         found[reason].append(path)
     return first_few(
         [
-            f"{count_words(len(paths), 'file')} could not be read ({reason}): {Names(paths)}"
+            f"{count_words(len(paths), kind)} could not be {done} ({reason}): {Names(paths)}"
             for reason, paths in found.items()
         ]
     )

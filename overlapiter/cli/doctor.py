@@ -63,14 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class _Findings(NamedTuple):
     """What was measured; of the data set the size is an estimate, if all its files are known.
 
-    ``unread`` are files that could not be read, and folders that could not be listed, with the
-    reasons.
+    ``unread`` are files that could not be read, ``unlisted`` folders, with the reasons.
     """
 
     source: str
     directory: str | None
     levels: list[sourcespeed.Level]
     unread: dict[str, str]
+    unlisted: dict[str, str]
     mean_bytes: float
     dataset_bytes: float | None
     node: probe.Node
@@ -100,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
         advice.capacity_advice(found.file_system, found.staged_bytes, found.dataset_bytes),
     ]
     notes = advice.warnings(levels, found.disk, found.file_system, found.node)
-    notes += advice.notes_on_unread(found.unread)
+    notes += advice.notes_on(found.unread, "file", "read")
+    notes += advice.notes_on(found.unlisted, "folder", "listed")
     facts = {
         **{name: _plain(value) for name, value in found._asdict().items()},
         "sqlite": sqlite3.sqlite_version,
@@ -146,21 +147,24 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         )
     if not paths:
         raise CommandError(
-            f"no file is found below {source}; check --source, whether you may read it, and LIST"
+            f"no file is found below {source}; check --source, whether you may read it"
+            f"{''.join(f' ({reason})' for reason in unlisted.values())[:80]}, and LIST"
         )
 
     for_seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread, mean_bytes = sourcespeed.measure(
+    levels, unread = sourcespeed.measure(
         origin, paths, for_seconds, lambda n: _say_at(f"the slow store, reads in flight: {n}")
     )
     if not levels:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))
         raise CommandError(f"no file can be read, {path} for example ({reason}); check LIST")
+    mean_bytes = sum(level.n_bytes for level in levels) / sum(level.n_files for level in levels)
     return _Findings(
         source,
         directory,
         levels,
-        unlisted | unread,
+        unread,
+        unlisted,
         mean_bytes,
         dataset_bytes=mean_bytes * len(paths) if is_whole else None,
         node=probe.look_at_node(),
@@ -211,7 +215,7 @@ def _source_table(found: _Findings) -> str:
             f"{level.files_per_second:,.0f}",
             f"{size_words(level.bytes_per_second)}/s",
             duration_words(level.latency_seconds),
-            f"{level.n_files:,}",
+            f"{level.n_files:,.0f}",
             duration_words(level.seconds),
         )
         for level in found.levels

@@ -119,9 +119,12 @@ def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Na
         return inventory.files(sources, pattern=pattern, order=order)
     source = place.only_one(sources)
     given = source.root if arguments.source is None else source_root(arguments.source)
-    # What is staged is known without the source, and what is not costs nothing.
-    paths = read_list(arguments.list, given, "either", is_null=arguments.null).paths
     key_of = keys_of(given, source.place, source.root)
+
+    def is_staged(path: str) -> bool:
+        return bool(inventory.select("SELECT 1 FROM staged WHERE key=?", key_of(path)))
+
+    paths = read_list(arguments.list, given, is_null=arguments.null, is_file=is_staged).paths
     return inventory.files([source], keys=[*map(key_of, paths)])
 
 

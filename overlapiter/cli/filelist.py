@@ -7,7 +7,7 @@ import codecs
 import functools
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from overlapiter.sources import paths_below
@@ -42,6 +42,7 @@ def read_list(
     *,
     is_null: bool = False,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    is_file: Callable[[str], bool] | None = None,
 ) -> FileList:
     """Read a list.
 
@@ -50,10 +51,10 @@ def read_list(
         source: Relative entries are relative to this.
         labels: ``"yes"`` if each line is ``path label``, ``"no"`` if it is a path, ``"auto"`` to
             tell line by line: a number at the end is a label, unless the line is the name of a
-            file. Some lines are looked up at the source for this, not all. ``"either"`` names
-            both, with the number and without it, and looks nothing up.
+            file. Some lines are looked up at the source for this, not all.
         is_null: Whether a null byte ends an entry, and has no label.
         timeout_seconds: How long the source may take to answer.
+        is_file: Asked in place of the source, for all lines, with absolute paths.
 
     Raises:
         CommandError: It cannot be read, is no text, names nothing, a line has no label though each
@@ -70,9 +71,9 @@ def read_list(
     if not lines:
         raise UsageError(f"{called} is empty; give one path a line")
     if labels == "auto" and not is_null:
-        lines = _without_labels(lines, source, timeout_seconds)
-    if labels == "either" and not is_null:
-        lines += [name for name, is_labelled in map(_parted, lines) if is_labelled]
+        n_looks = len(lines) if is_file else 0 if is_url(source) else _LOOKS
+        look = is_file or functools.partial(_is_there, timeout_seconds)
+        lines = _without_labels(lines, source, look, n_looks)
     paths: dict[str, None] = {}
     outside = []
     for entry in dict.fromkeys(map(os.fsdecode, lines)):
@@ -105,29 +106,29 @@ def _of_pairs(lines: list[bytes], called: str) -> Iterator[bytes]:
         yield path
 
 
-def _parted(line: bytes) -> tuple[bytes, bool]:
-    """Return a line without the number at its end, and whether there is one."""
-    name, *label = line.rsplit(None, 1)
-    return name, bool(label) and label[0].lstrip(b"+-").isdigit()
-
-
-def _without_labels(lines: list[bytes], source: str, timeout_seconds: float) -> list[bytes]:
+def _without_labels(
+    lines: list[bytes], source: str, is_file: Callable[[str], bool], n_looks: int
+) -> list[bytes]:
     """Return the lines without the labels that some have.
 
-    To look up each one would take as long as staging. So the first ones are, and all others only
-    if there was a file among these whose name ends in a number.
+    To look up each one at the source would take as long as staging. So the first ones are, and all
+    others only if there was a file among these whose name ends in a number.
     """
     names = []
-    n_looks = 0 if is_url(source) else _LOOKS
+    n_left = n_looks
     for line in lines:
-        name, is_labelled = _parted(line)
-        if is_labelled and n_looks:
-            n_looks -= 1
-            path = os.path.join(source, os.fsdecode(line))
-            if answered(path, functools.partial(os.path.lexists, path), timeout_seconds):
-                n_looks, is_labelled = _LOOKS, False
+        name, *label = line.rsplit(None, 1)
+        is_labelled = bool(label) and label[0].lstrip(b"+-").isdigit()
+        if is_labelled and n_left:
+            n_left -= 1
+            if is_file(os.path.join(source, os.fsdecode(line))):
+                n_left, is_labelled = n_looks, False
         names.append(name if is_labelled else line)
     return names
+
+
+def _is_there(timeout_seconds: float, path: str) -> bool:
+    return answered(path, functools.partial(os.path.lexists, path), timeout_seconds)
 
 
 def _read(name: str) -> bytes:

@@ -96,7 +96,7 @@ def _measured(path: str) -> _Measured:
         if not mean_bytes:
             raise ValueError("all files that it has read are empty")
         held = max(levels, key=lambda level: level["seconds"])  # as doctor recommends
-        cpu_seconds, disk_rate = held["cpu_seconds"] / held["n_bytes"] * mean_bytes, 1e12
+        cpu_seconds, disk_rate = held["cpu_seconds"] / held["n_files"], 1e12
         if disk is not None:
             cpu_seconds += disk["small_cpu_seconds"]
             # By as many readers as there are cores.

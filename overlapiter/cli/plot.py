@@ -31,6 +31,7 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 100
 #: Mini-batches that a step has at least, on average.
 _STEP_BATCHES = 2
+_COUNTED_WITHIN_US = 1e6
 #: What is shown, as the events are called.
 _WAIT, _READ, _READY, _SPEED = "wait", "read slow store", "mini-batches ready", "slow store, MB/s"
 
@@ -104,7 +105,8 @@ def _shares(events: list[dict[str, Any]], edges: Floats) -> Floats:
 def _levels(events: list[dict[str, Any]], name: str, edges: Floats) -> Floats:
     """Return the mean of a counter in each step, added up over the processes that have one.
 
-    Where a process has none, that of the step before.
+    Where a process has none, that of the step before, unless it counts no more: one that lives
+    counts several times a second.
     """
     counts = [(e["pid"], e["ts"], *e["args"].values()) for e in events if e["name"] == name]
     pids, at, values = np.array(counts, float).reshape(-1, 3).T
@@ -113,5 +115,6 @@ def _levels(events: list[dict[str, Any]], name: str, edges: Floats) -> Floats:
         here = pids == pid
         sums, n = (np.histogram(at[here], edges, weights=w)[0] for w in (values[here], None))
         last = np.maximum.accumulate(np.where(n > 0, np.arange(len(n)), -1))
-        levels += np.where(last < 0, 0.0, (sums / np.maximum(n, 1))[last])
+        is_over = edges[:-1] > at[here].max() + _COUNTED_WITHIN_US
+        levels += np.where((last < 0) | is_over, 0.0, (sums / np.maximum(n, 1))[last])
     return levels

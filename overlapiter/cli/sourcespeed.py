@@ -25,8 +25,8 @@ _MOST_FILES = 200_000
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 
-#: Files, bytes that were read of them, how long that took, and bytes that they have.
-_Sizes = tuple[int, int, float, int]
+#: Files, of which one that was not read to its end is a part, their bytes, and how long that took.
+_Sizes = tuple[float, int, float]
 
 
 class Level(NamedTuple):
@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
     n_reads: int
     seconds: float
-    n_files: int
+    n_files: float
     n_bytes: int
     files_per_second: float
     bytes_per_second: float
@@ -106,7 +106,7 @@ def _is_new(folder: os.DirEntry[str], linked: set[tuple[int, int]]) -> bool:
 
 def measure(
     origin: Origin, paths: Sequence[str], seconds: float, begin: Callable[[int], None]
-) -> tuple[list[Level], dict[str, str], float]:
+) -> tuple[list[Level], dict[str, str]]:
     """Read files in random order, none twice, for so long at most.
 
     As many reads are in flight as a run would have that waits for all of them.
@@ -118,8 +118,7 @@ def measure(
         begin: Called with the number of reads in flight before each.
 
     Returns:
-        What each number of reads brought; why files could not be read, by their paths; the mean
-        size in bytes of those that were, of which large ones may not have been read to their end.
+        What each number of reads brought; why files could not be read, by their paths.
     """
     most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
     in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
@@ -131,7 +130,6 @@ def measure(
     parts: Iterator[Part[None]] = ({path: None} for path in random.sample(paths, len(paths)))
     in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, parts)
     counts = before = started, 0, 0, 0.0, time.process_time()
-    whole_bytes = 0
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
 
     def note() -> None:
@@ -147,7 +145,6 @@ def measure(
                 silent |= dict.fromkeys(part, crew.silence)
                 continue
             n_files, n_bytes, read_seconds = map(operator.add, counts[1:4], sizes)
-            whole_bytes += sizes[3]
             counts = time.monotonic(), n_files, n_bytes, read_seconds, time.process_time()
             if counts[0] > before[0] + _LOOK_SECONDS:
                 note()
@@ -157,8 +154,7 @@ def measure(
                     crew.resize(in_flight.n_reads)
     note()
     unread = {path: reason for path, reason in crew.reasons.items() if reason}
-    levels = [_level(*each) for each in sorted(sums.items()) if each[1][1]]
-    return levels, unread | silent, whole_bytes / max(counts[1], 1)
+    return [_level(*each) for each in sorted(sums.items()) if each[1][1]], unread | silent
 
 
 def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes:
@@ -166,7 +162,7 @@ def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes
     (path,) = part
     n_bytes, began_seconds = 0, time.monotonic()
     if began_seconds > deadline:
-        return 0, 0, 0.0, 0
+        return 0, 0, 0.0
     try:
         with crew.open(path) as file:
             size_bytes = file.stat().size_bytes
@@ -175,12 +171,12 @@ def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes
                 if time.monotonic() > deadline:
                     break
     except OSError:  # the crew has noted why
-        return 0, 0, 0.0, 0
-    # Not every store tells the size.
-    return 1, n_bytes, time.monotonic() - began_seconds, max(size_bytes, n_bytes)
+        return 0, 0, 0.0
+    share = n_bytes / size_bytes if n_bytes < size_bytes else 1  # not every store tells the size
+    return share, n_bytes, time.monotonic() - began_seconds
 
 
 def _level(n_reads: int, sums: Sequence[float]) -> Level:
     seconds, n_files, n_bytes, read_seconds, cpu_seconds = sums
     speeds = n_files / seconds, n_bytes / seconds, read_seconds / n_files
-    return Level(n_reads, seconds, int(n_files), int(n_bytes), *speeds, cpu_seconds)
+    return Level(n_reads, seconds, n_files, int(n_bytes), *speeds, cpu_seconds)

@@ -300,7 +300,12 @@ class OpenGeneration:
 
     def _new_segment(self, charged_bytes: int) -> Segment | None:
         """Make a segment that is charged for so many bytes; None if there is no room for them."""
-        segment = Segment(self.folder, self.block_bytes)
+        try:
+            segment = Segment(self.folder, self.block_bytes)
+        except OSError as error:
+            if not charged_bytes or error.errno not in NO_ROOM:
+                raise
+            return None  # to evict a large file gives back an inode, too
 
         def work(cursor: Cursor) -> bool:
             self._insert_segment(cursor, segment.number)

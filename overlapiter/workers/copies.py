@@ -88,17 +88,18 @@ class StagedCopies:
         self.opened.append(path)
         extent = self._extent_of(path)
         if extent is not None:
-            began_ns = time.monotonic_ns()
             try:
                 with self._lock:
+                    began_ns = time.monotonic_ns()
                     given, n_bytes = made_of(extent)
+                    took_ns = time.monotonic_ns() - began_ns
             except (DamagedError, OSError):
                 self.has_missed = True
                 self._table.pop(extent.key, None)
             else:
                 if extent.is_whole:
                     self._large.append(extent)
-                self.reads.append((extent.tier, n_bytes, time.monotonic_ns() - began_ns))
+                self.reads.append((extent.tier, n_bytes, took_ns))
                 return given
         self.opens_source += 1
         return None

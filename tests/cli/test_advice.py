@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from overlapiter.cli.advice import (
     capacity_advice,
-    notes_on_unread,
+    notes_on,
     processes_advice,
     reads_advice,
     warnings,
@@ -103,14 +103,15 @@ def test_what_is_in_the_way_is_named() -> None:
 
 
 def test_files_that_could_not_be_read_are_named_for_each_reason() -> None:
-    assert notes_on_unread({"/a": "a FIFO, not a file", "/b": "no answer", "/c": "no answer"}) == [
+    failed = {"/a": "a FIFO, not a file", "/b": "no answer", "/c": "no answer"}
+    assert notes_on(failed, "file", "read") == [
         "1 file could not be read (a FIFO, not a file): /a",
         "2 files could not be read (no answer): /b, /c",
     ]
 
 
 def test_of_many_reasons_the_first_few_are_told() -> None:
-    *shown, last = notes_on_unread({f"/{n}": f"reason {n}" for n in range(4000)})
+    *shown, last = notes_on({f"/{n}": f"reason {n}" for n in range(4000)}, "file", "read")
     assert shown == [f"1 file could not be read (reason {n}): /{n}" for n in range(5)]
     assert last == "and 3,995 more reasons"
 

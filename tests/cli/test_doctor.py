@@ -141,10 +141,10 @@ def test_large_files_count_as_a_whole_though_there_is_no_time_to_read_them(tmp_p
         with open(tmp_path / f"{n}.tar", "wb") as file:
             file.truncate(5_000_000)
     found = measured(tmp_path, 0.0, 1e7, "--seconds", 3)
-    assert found["mean_bytes"] == 5_000_000
-    assert found["dataset_bytes"] == 40 * 5_000_000
-    level = max(found["levels"], key=lambda level: level["n_bytes"])
-    assert level["n_bytes"] < 4_000_000 * level["n_files"]
+    assert found["mean_bytes"] == pytest.approx(5_000_000)
+    assert found["dataset_bytes"] == pytest.approx(40 * 5_000_000)
+    n_files = sum(level["n_files"] for level in found["levels"])
+    assert n_files != round(n_files)
 
 
 def test_a_folder_that_cannot_be_listed_is_named(many, tmp_path, monkeypatch) -> None:
@@ -161,7 +161,8 @@ def test_a_folder_that_cannot_be_listed_is_named(many, tmp_path, monkeypatch) ->
     words = ["--source", str(many), "--seconds", "2", "--save", str(profile)]
     assert main(["doctor", *words]) == 0
     found = json.loads(profile.read_text())
-    assert found["unread"] == {f"{many}/sick": "Input/output error"}
+    assert found["unlisted"] == {f"{many}/sick": "Input/output error"}
+    assert f"1 folder could not be listed (Input/output error): {many}/sick" in found["warnings"]
     assert found["dataset_bytes"] is None
 
 

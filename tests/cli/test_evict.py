@@ -120,12 +120,14 @@ def test_the_files_of_a_list_go(source, fast) -> None:
 
 
 def test_a_list_is_understood_without_its_source(source, fast) -> None:
-    (source / "scan 12").write_text("a number at the end of its name")
-    overlapiter("stage", "-", "--source", source, "--to", fast, stdin="scan 12\n")
+    for name in ("scan 12", "scan"):
+        (source / name).write_text("a number at the end of its name, or not")
+    overlapiter("stage", "-", "-0", "--source", source, "--to", fast, stdin="scan 12\0scan\0")
     source.rename(source.with_name("unmounted"))
     done = overlapiter("evict", fast, "-", stdin="scan 12\nc0/0.bin 7\n")
     assert done.stdout.startswith("removed 2 files"), done.stderr
-    assert len(staged_paths(fast)) == N_FILES - 1
+    assert len(staged_paths(fast)) == N_FILES
+    assert "scan" in staged_paths(fast)
 
 
 def test_the_files_of_a_pattern_go(source, fast) -> None:

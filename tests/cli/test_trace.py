@@ -15,6 +15,7 @@ import pytest
 
 from overlapiter import tracing
 from overlapiter.cli.main import main
+from overlapiter.cli.plot import steps_of
 from overlapiter.cli.trace import summarize
 
 from .commands import overlapiter
@@ -133,6 +134,17 @@ def test_what_the_ranks_of_a_joined_trace_get_is_added_up(tmp_path) -> None:
     overlapiter("trace", tmp_path / "out.json", tmp_path / "out.rank1.json", "--output", joined)
     steps = json.loads(overlapiter("plot", joined, "--json").stdout)
     assert {(step["mb_per_second"], step["ready"]) for step in steps} == {(40.0, 1.5)}
+
+
+def test_what_a_supervisor_counted_last_ends_with_it() -> None:
+    waits = [{"name": "wait", "ph": "X", "pid": 1, "ts": n * 1e6, "dur": 1e5} for n in range(20)]
+    counts = [
+        {"name": "slow store, MB/s", "ph": "C", "pid": pid, "ts": n * 1e6, "args": {"given": 5.0}}
+        for pid, span in ((2, range(10)), (3, range(10, 20)))
+        for n in span
+    ]
+    steps = steps_of(waits + counts)
+    assert [step["mb_per_second"] for step in (steps[0], steps[-1])] == [5.0, 5.0]
 
 
 def test_without_matplotlib_a_plot_says_what_can_be_had(trace, monkeypatch, capsys) -> None:

@@ -94,7 +94,7 @@ def test_a_rank_beyond_the_number_of_ranks_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"peers: .*meet cannot be made \(No such file"):
+    with pytest.raises(OptionError, match=r"peers: .*meet cannot be made or looked at \(No such"):
         Rendezvous(tmp_path / "nowhere" / "meet", 0, SIZE)
 
 

@@ -258,8 +258,7 @@ def test_a_disk_without_inodes_is_full_for_large_files_alone(tmp_path):
         files, store = Files(60), made_store(directory)
         files.contents = dict.fromkeys(files.paths, bytes(SMALL_BYTES + 1))
         left = iter(files.paths)
-        with pytest.raises(OSError, match="No space left"):
-            all(stage(store, files, [path]) for path in left)
+        assert not all(stage(store, files, [path]) for path in left)
         assert one_place(store, 100) is not None  # takes none
         store.close()
         later = made_store(directory, 2)

@@ -199,7 +199,7 @@ def test_a_large_file_is_copied_only_where_it_cannot_be_linked(
 def test_threads_of_a_dataset_share_what_is_open_and_have_paths_of_their_own(tmp_path):
     n_open = len(os.listdir("/proc/self/fd"))
     reader = Reader(tmp_path, [5000, *(SMALL_BYTES + 1 + number for number in range(8))])
-    together = threading.Barrier(8)
+    together = threading.Barrier(8, timeout=60)
 
     def are_right(number):
         together.wait()
