@@ -279,9 +279,11 @@ def marks(result: dict) -> list[tuple]:
             for name, meaning in _NAMES.items()
             for point in result["points"] if name in point["missed_by_epoch"]
         ]  # fmt: skip
+    fraction = result["options"].get("fraction", 1.0)  # a forecast has several
+    title = f"Seconds of an epoch, the first one with the start; a part: {fraction:.0%}"
     return [
-        ("Seconds of an epoch, the first one with the start", fill(MEANINGS[each["name"]], 44),
-         f"epoch {each['epoch']}", [epoch["seconds"] for epoch in each["runs"]])
+        (title, fill(MEANINGS[each["name"]], 44), f"epoch {each['epoch']}",
+         [epoch["seconds"] for epoch in each["runs"]])
         for each in _epochs_of(result) if each["name"]
     ]  # fmt: skip
 

@@ -342,4 +342,4 @@ TABLES = {
     "peers-epochs": _COLUMNS,
     "peers-serving": lambda result: table(result.get("serving", ()), _SERVING_COLUMNS),
 }
-AXES = {"xlabel": "epoch", "xticks": range(1, 6), "ylim": (0, None)}
+AXES = {"xlabel": "epoch", "ylim": (0, None)}

@@ -183,8 +183,6 @@ def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
 
 
 def _draw(request: tuple[Sequence[Path], bool]) -> dict:
-    from bench.harness.figures import draw
-
     (paths, is_together), written = request, []
     results = [json.loads(path.read_text()) for path in paths]
     if is_together:
@@ -192,6 +190,10 @@ def _draw(request: tuple[Sequence[Path], bool]) -> dict:
         results = [{**results[0], "points": points}]
     for path, result in zip(paths, results, strict=False):
         claim = claim_of(result["benchmark"])
-        draw_all = getattr(claim, "draw_all", functools.partial(draw, claim))
-        written += draw_all(result, path.with_suffix(""))
+        if hasattr(claim, "draw_all"):
+            written += claim.draw_all(result, path.with_suffix(""))
+        elif hasattr(claim, "marks"):
+            from bench.harness.figures import draw
+
+            written += draw(claim, result, path.with_suffix(""))
     return {"written": [str(path) for path in written]}

@@ -54,7 +54,7 @@ def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: 
 
 
 def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
-    """Draw the ``marks`` of a claim, if it has some, with one legend below; return the file.
+    """Draw the ``marks`` of a claim, if there are some, with one legend below; return the file.
 
     They are tuples of the title of a panel, the label of a series, a place, and the values there of
     all runs.
@@ -63,12 +63,13 @@ def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
     are words.
     """
     panels: dict[str, Series] = {}
-    for title, label, place, values in claim.marks(result) if hasattr(claim, "marks") else ():
+    for title, label, place, values in claim.marks(result):
         panels.setdefault(title, {}).setdefault(label, {})[place] = spread(values)
     if not panels:
         return []
     said = [result[name] for name in ("store", "data") if result.get(name)]
-    said.append(f"median of {result['options']['repeats']} runs")
+    if (n_runs := result["options"]["repeats"]) > 1:
+        said.append(f"medians of {n_runs} runs")
     path, labels = stem.with_suffix(".png"), {label for each in panels.values() for label in each}
     n_rows = -(-len(labels) // 2) * (1 + max(label.count("\n") for label in labels))
     shape = {"n_axes": len(panels), "space_inches": 0.6 + 0.18 * n_rows}
@@ -84,6 +85,8 @@ def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
 
 
 def _lines(axes: Axes, series: Series) -> None:
+    if all(isinstance(place, int) for spreads in series.values() for place in spreads):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     for label, spreads in series.items():
         style = {"marker": "o", "markersize": 4, "label": label}
         line(axes, [*spreads], [*spreads.values()], **style)

@@ -76,7 +76,7 @@ def prepare(
         pairs, place = options.pairs.resolve(), options.source or options.root
         if len(read_pairs(pairs, n_examples)) < n_examples:
             few = f"{options.pairs} has fewer than {n_examples} lines: give fewer"
-            raise SystemExit(f"{few} --batches, or --examples")
+            raise SystemExit(f"{few} --batches, --examples or --files")
         local = str(scratch / "local") if options.source else ""
     else:
         made = make_photographs(PHOTOGRAPHS, n_examples)

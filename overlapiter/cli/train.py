@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--settings", metavar="TOML", help="file of settings; what is given here comes before it"
     )
     parser.add_argument(
-        "--restart", action="store_true", help="begin anew, whatever checkpoint is in --out"
+        "--restart", action="store_true", help="begin anew, without the checkpoint in --out"
     )
     for field in dataclasses.fields(Settings):
         _add_setting(parser, field)

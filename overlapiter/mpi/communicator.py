@@ -57,7 +57,7 @@ def create_communicator(
     """
     abort_on_failure()  # first: importing a broken CuPy, for example, may fail on one rank alone
     start_forkserver()
-    import overlapiter.chainer  # noqa: F401, I001  # first: says what to do where Chainer is missing
+    import overlapiter.chainer  # noqa: F401, I001  # says what to do where Chainer is missing
     import chainermn
     from mpi4py import MPI
 

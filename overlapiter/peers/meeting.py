@@ -61,8 +61,8 @@ class Rendezvous:
         except OSError as error:
             raise OptionError(
                 "peers",
-                f"{self._directory} cannot be made or looked at ({error.strerror}); name a directory whose "
-                "parent all ranks see, and where you may write",
+                f"{self._directory} cannot be made or looked at ({error.strerror}); name a "
+                "directory whose parent all ranks see, and where you may write",
             ) from error
         if found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise OptionError(

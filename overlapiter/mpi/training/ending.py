@@ -150,11 +150,12 @@ def _leave() -> None:
         status = int(getattr(sys, "last_value", None) is not None)
     mpi: Any = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     is_joined = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    if own.say is None:  # a script, which ends as Python has it, if MPI_Finalize returns
+    if own.say is None:  # a script
         from .meeting import dead_in
 
-        if not is_joined or not (status or dead_in(mpi.COMM_WORLD)):
-            return  # else what it has given to sys.exit is not known here
+        if not is_joined or not dead_in(mpi.COMM_WORLD):
+            return  # MPI_Finalize returns: the script ends as Python has it
+        # After a death what it has given to sys.exit is not known here.
     elif is_joined and mpi.COMM_WORLD.size > 1:
         status = _meet_others(mpi.COMM_WORLD, own.say, status)
         if not is_tolerant():

@@ -128,7 +128,8 @@ class Host:
         is_new_epoch = self._epochs.current != self._epoch
         self._epoch = self._epochs.current
         if is_new_epoch or (is_report and self._outputs.is_checkpoint_due()):
-            self.checkpoint()
+            with self._interrupts.whole():
+                self.checkpoint()
 
     def checkpoint(self) -> None:
         """Begin to write a checkpoint."""
@@ -152,9 +153,9 @@ class Host:
                 self._keep()
 
     def _keep(self) -> None:
-        """Keep what an interrupt leaves: the launcher ends all ranks if the user does, or one."""
+        """Keep what an interrupt leaves; each rank may be interrupted, or this one alone."""
         is_whole = not self._interrupts.is_busy
-        with self._interrupts.whole():  # each rank may be interrupted, and this one last
+        with self._interrupts.whole():
             if is_whole:
                 self.checkpoint()
             where = "here" if is_whole else "its last checkpoint"

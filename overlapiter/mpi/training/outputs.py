@@ -7,6 +7,8 @@ import os
 import time
 from typing import Any
 
+import numpy as np
+
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Vector
 
@@ -27,6 +29,13 @@ _FREE = {
 }  # fmt: skip
 
 
+def _plain(value: object) -> object:
+    """Return what stands in JSON for what it does not know; of a function the type counts."""
+    if isinstance(value, np.generic):
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else type(value).__name__
+
+
 class Outputs:
     """The directory of a run.
 
@@ -43,9 +52,7 @@ class Outputs:
         settings = {name: each for name, each in vars(job.settings).items() if name not in _FREE}
         settings |= {f"model.{name}": each for name, each in preparation.of_model.items()}
         facts = {"settings": settings, "plan": job.plan.facts()}
-        # As they are when read; of what JSON does not know, such as a function, the type counts.
-        text = json.dumps(facts, default=lambda value: type(value).__name__)
-        self._facts: dict[str, Any] = json.loads(text)
+        self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=_plain))  # as when read
         try:
             os.makedirs(self._out, exist_ok=True)
             if preparation.restart:
@@ -94,7 +101,7 @@ class Outputs:
         facts, settings = self._found[0], self._facts["settings"]
         for name in {**settings, **facts["settings"]}:
             ours, theirs = settings.get(name), facts["settings"].get(name)
-            if theirs != ours:
+            if json.dumps(theirs) != json.dumps(ours):  # NaN is NaN, too
                 raise OptionError(
                     name,
                     f"{self._out} holds the checkpoint of a run with {theirs!r}, not {ours!r}; "

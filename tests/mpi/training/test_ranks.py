@@ -568,9 +568,9 @@ def test_a_sub_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path: P
 
 
 SCRIPT = """
-import atexit, pathlib, sys
+import atexit, os, pathlib, sys
 
-atexit.register(pathlib.Path("ended").touch)
+atexit.register(pathlib.Path("ended" + os.environ["OMPI_COMM_WORLD_RANK"]).touch)
 import overlapiter.mpi
 from tests.mpi.training.counting import build_model
 
@@ -585,4 +585,4 @@ def test_a_script_that_survives_deaths_ends_as_it_says_where_there_was_none(tmp_
     words = (*launcher, "-n", "2", sys.executable, "-c", SCRIPT)
     ended = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, timeout=100, check=False)
     assert ended.returncode == 3
-    assert (tmp_path / "ended").exists()
+    assert sorted(path.name for path in tmp_path.glob("ended*")) == ["ended0", "ended1"]
