@@ -12,7 +12,8 @@ from .extents import Extent
 #: Called with a tier and a size in bytes: frees some room there, if it can; says whether it did.
 MakeRoom = Callable[[int, int], bool]
 
-#: Of an answer of the source: the path, how long it took in ns, and the bytes that came.
+#: Of an answer of the source: the path, how long it took in ns, and the bytes that came; without a
+#: path where other processes were waited for.
 Answer = tuple[str, int, int]
 
 #: Called with what the source was asked for, and with the answers that came together.

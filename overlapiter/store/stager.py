@@ -345,7 +345,7 @@ class Stager:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
                     raise TimeoutError
-                wait.pause()
+                self._note_answers("wait", [("", int(wait.pause() * 1e9), 0)])
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
                     return

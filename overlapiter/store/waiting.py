@@ -22,10 +22,12 @@ class Wait:
         self._deadline = 0.0
         self._pause_seconds = _FIRST_POLL_SECONDS
 
-    def pause(self) -> None:
-        """Wait until the next look, longer each time."""
-        time.sleep(self._pause_seconds)
-        self._pause_seconds = min(1.5 * self._pause_seconds, _LONGEST_POLL_SECONDS)
+    def pause(self) -> float:
+        """Wait until the next look, longer each time; return how long, in seconds."""
+        pause_seconds = self._pause_seconds
+        time.sleep(pause_seconds)
+        self._pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
+        return pause_seconds
 
     def is_over(self) -> bool:
         """Return whether one of the files is copied no more, as its owner has ended, for example.

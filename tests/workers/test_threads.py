@@ -178,3 +178,30 @@ def descriptors_limited_to(n_more: int) -> Iterator[None]:
 def test_each_read_needs_two_descriptors(n_more, n_reads):
     with descriptors_limited_to(n_more):
         assert reads_within_limit() == n_reads
+
+
+def test_the_first_answer_of_a_source_tells_how_many_threads_are_of_use(crew):
+    crew.threads.resize(8)
+    crew.threads.note_answers([10_000])
+    crew.put(3)
+    crew.await_busy(1)
+
+
+def test_jobs_that_never_end_hold_up_no_others_of_a_source_that_answers_at_once(crew):
+    crew.threads.resize(8)
+    for _ in range(500):
+        crew.threads.note_answers([10_000])
+    crew.put(3)  # these never end
+    done = threading.Semaphore(0)
+    for _ in range(2000):
+        crew.threads.put(done.release)
+    n_looks = n_done = 0
+    while n_done < 2000:
+        if done.acquire(timeout=0.1):
+            n_done += 1
+            crew.threads.note_answers([10_000])
+        else:
+            n_looks += 1
+            crew.threads.look()
+    # Each of them is noticed within two looks, unless no core is left for the other threads.
+    assert n_looks < 200

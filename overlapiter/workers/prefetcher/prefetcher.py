@@ -122,6 +122,7 @@ class Prefetcher:
         while True:
             while not self._channel.is_readable(self._patience_seconds()):
                 if self._at_hand:
+                    self._threads.look()
                     self._show_current()
                     self._report_settled()
                     self._trace.flush()
@@ -350,10 +351,12 @@ class Prefetcher:
 
     def _note_answers(self, what: str, answers: list[Answer]) -> None:
         """Count answers of the slow store, and what tells by what it is limited."""
+        self._threads.note_answers([took_ns for _, took_ns, _ in answers])
         for path, took_ns, _ in answers if self._trace.is_on else ():
-            now_ns, file = time.monotonic_ns(), os.path.basename(path)
-            times = now_ns - took_ns, now_ns  # in one of the rows of the reads in flight
-            self._trace.add(what, "staging", *times, row="I/O slot", file=file)
+            if path:  # in one of the rows of the reads in flight
+                now_ns, file = time.monotonic_ns(), os.path.basename(path)
+                times = now_ns - took_ns, now_ns
+                self._trace.add(what, "staging", *times, row="I/O slot", file=file)
         given = [(took_ns, n_bytes) for _, took_ns, n_bytes in answers if n_bytes]
         if self._peers is not None:
             for took_ns, _ in given:
