@@ -128,23 +128,14 @@ def _plain(value: Any) -> Any:
 
 def _measured(source: str, directory: str | None, arguments: argparse.Namespace) -> _Findings:
     """Measure what the source gives, and look at this node."""
-    options, is_whole = storage_options(arguments), True
-    unlisted: dict[str, str] = {}
+    options = storage_options(arguments)
     origin: Origin = sourcespeed.UncachedOrigin()
     if is_url(source):
         origin = origin_of(source, options, MAX_READS_IN_FLIGHT)
     elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
         raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
     check_apart(source, [directory] if directory else [])
-    if arguments.list is not None:
-        paths = read_list(arguments.list, source, is_null=arguments.null).paths
-    elif is_url(source):
-        raise UsageError("for a source that is a URL, name a LIST of files")
-    else:
-        _say_at("files below the source")
-        paths, is_whole, unlisted = sourcespeed.find_files(
-            source, arguments.seconds * _FINDING_SHARE
-        )
+    paths, is_whole, unlisted = _files(source, arguments)
     if not paths:
         raise CommandError(
             f"no file is found below {source}; check --source, whether you may read it"
@@ -169,6 +160,16 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         dataset_bytes=mean_bytes * len(paths) if is_whole else None,
         node=probe.look_at_node(),
     )
+
+
+def _files(source: str, arguments: argparse.Namespace) -> tuple[list[str], bool, dict[str, str]]:
+    """Return files to measure with; see :func:`.sourcespeed.find_files`."""
+    if arguments.list is not None:
+        return read_list(arguments.list, source, is_null=arguments.null).paths, True, {}
+    if is_url(source):
+        raise UsageError("for a source that is a URL, name a LIST of files")
+    _say_at("files below the source")
+    return sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
 
 
 def _with_disk(found: _Findings, directory: str, for_seconds: float) -> _Findings:

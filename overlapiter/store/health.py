@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from .breaker import Breaker
 from .index import IndexBusyError
-from .opened import NO_ROOM
 from .outcome import Outcome, Staged
+from .segments import NO_ROOM
 from .store import Store
 
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}

@@ -31,8 +31,6 @@ ResultT = TypeVar("ResultT")
 _RESERVE_BYTES = 1 << 20
 #: How long the end waits for small files that are being written.
 _PATIENCE_SECONDS = 0.2
-#: What a disk says that is full.
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OpenGeneration:
@@ -86,7 +84,7 @@ class OpenGeneration:
         try:
             self._open(introduce, patience)
         except OSError as error:
-            if not is_full(error) or not use_reserve(path):
+            if not segments.is_full(error) or not use_reserve(path):
                 raise
             self._open(introduce, patience)
         make_reserve(path, min(_RESERVE_BYTES, self.limits.disk_bytes // INDEX_SHARE))
@@ -303,9 +301,9 @@ class OpenGeneration:
         try:
             segment = Segment(self.folder, self.block_bytes)
         except OSError as error:
-            if not charged_bytes or error.errno not in NO_ROOM:
-                raise
-            return None  # to evict a large file gives back an inode, too
+            if charged_bytes and error.errno in segments.NO_ROOM:
+                return None  # to evict a large file gives back an inode, too
+            raise
 
         def work(cursor: Cursor) -> bool:
             self._insert_segment(cursor, segment.number)
@@ -314,14 +312,11 @@ class OpenGeneration:
             cursor.execute("DELETE FROM segment WHERE id=?", (segment.number,))
             return False
 
-        try:
-            has_room = self.write(work)
-        except BaseException:
-            segment.remove()
-            raise
-        if not has_room:
-            segment.remove()
-            return None
+        with contextlib.ExitStack() as failed:
+            failed.callback(segment.remove)
+            if not self.write(work):
+                return None
+            failed.pop_all()
         self._own[segment.number] = segment
         if charged_bytes and not self._extend(segment, charged_bytes):
             self._close([segment])
@@ -357,7 +352,7 @@ class OpenGeneration:
         except OSError as error:
             self._owe_lower(segment.number, size_bytes)
             self.write(lambda _cursor: None)
-            if error.errno not in NO_ROOM:
+            if error.errno not in segments.NO_ROOM:
                 raise
             return False
         return True
@@ -497,8 +492,3 @@ class OpenGeneration:
                 segments.remove(self.folder, segment.number)
             segment.close()
         self._own.clear()
-
-
-def is_full(error: OSError) -> bool:
-    """Return whether the disk may be full; SQLite takes a full quota for a sick disk."""
-    return error.errno in (*NO_ROOM, errno.EIO)

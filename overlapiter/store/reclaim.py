@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from . import segments
 from .extents import WHOLE, Extent
 from .index import Cursor, IndexBusyError, IndexDamagedError
-from .opened import OpenGeneration, is_full
+from .opened import OpenGeneration
 from .tables import (
     Evicted,
     delete_empty,
@@ -74,7 +74,7 @@ def evict(
     try:
         marked, going, stays_vacant = opened.write(mark)
     except OSError as error:
-        if not is_full(error):
+        if not segments.is_full(error):
             raise
         # The log of the index cannot grow. The blocks go first: a process that reads them
         # meanwhile notices by the checksum, and so does one that reads what another process, which

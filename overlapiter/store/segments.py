@@ -21,6 +21,8 @@ import resource
 import secrets
 from collections.abc import Iterator, Sequence
 
+#: What a disk says that is full.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 #: A segment that has grown to this size is closed, and another one begun.
 SEGMENT_BYTES = 1 << 30
 #: How a segment is opened by those that only read it.
@@ -334,3 +336,8 @@ def listed(folder: str) -> set[int]:
     with os.scandir(folder) as found:
         names = [entry.name for entry in found if not entry.is_dir(follow_symlinks=False)]
     return {int(name, 16) for name in names if _NAME.fullmatch(name)}
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the disk may be full; SQLite takes a full quota for a sick disk."""
+    return error.errno in (*NO_ROOM, errno.EIO)
