@@ -48,8 +48,8 @@ class IndexList(NamedTuple):
     ``position`` counts the examples before the first one, over all epochs.
     """
 
-    indices: Indices
-    epochs: NDArray[np.int64]
+    indices: list[int]
+    epochs: list[int]
     position: int
 
 
@@ -89,14 +89,13 @@ def advance(
         raise ValueError("Epoch size must be positive for an iterator that repeats.")
 
     position, epoch, order = state.current_position, state.epoch, state.order
-    pieces: list[Indices] = []
-    epochs: list[NDArray[np.int64]] = []
+    indices: list[int] = []
+    epochs: list[int] = []
     wanted = batch_size
 
     def take(stop: int) -> None:
-        piece = np.arange(position, stop) if order is None else order[position:stop]
-        pieces.append(piece)
-        epochs.append(np.full(len(piece), epoch, np.int64))
+        indices.extend(range(position, stop) if order is None else order[position:stop].tolist())
+        epochs.extend([epoch] * (stop - position))
 
     is_new_epoch = False
     while position + wanted >= size:
@@ -111,9 +110,8 @@ def advance(
     take(position + wanted)
 
     new_state = IterationState(position + wanted, epoch, is_new_epoch, order)
-    indices = np.concatenate(pieces).astype(np.intp, copy=False)
     first_position = state.epoch * size + state.current_position
-    return new_state, IndexList(indices, np.concatenate(epochs), first_position)
+    return new_state, IndexList(indices, epochs, first_position)
 
 
 def _following(

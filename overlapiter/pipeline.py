@@ -70,6 +70,7 @@ class Pipeline:
         listener: socket.socket | None = None,
     ) -> None:
         self._views = views or Views()
+        self._lock_pages = weakref.WeakMethod(self.lock_pages)
         self._created_ns = created_ns
         trace = trace if trace.is_on else chosen_trace(None)[0]
         self._plan = plan = dataclasses.replace(plan, trace=trace.file)
@@ -169,7 +170,7 @@ class Pipeline:
         try:
             return self._view(message)
         except Exception as error:  # the user's: an example came that cannot be unpickled here
-            first, last = indices[[0, -1]].tolist()
+            first, last = indices[0], indices[-1]
             reason = f"an example of this mini-batch, {first} to {last}, cannot be unpickled"
             context = ExampleError(first, (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
@@ -192,10 +193,11 @@ class Pipeline:
         row, batch_id, now_ns = self._row, self._take_id, time.monotonic_ns()
         row.add(Counter.BATCHES_TAKEN, 1)
         row.add(Counter.EXAMPLES_TAKEN, len(self._waiting[batch_id].indices))
-        times, flows = (begun_ns, now_ns), (batch_id,)
-        self._trace.add("wait", "trainer", *times, batch_id, flows=flows, phase="f")
-        if self._taken_ns:
-            self._trace.add("train", "trainer", self._taken_ns, begun_ns, batch_id - 1)
+        if self._trace.is_on:
+            times, flows = (begun_ns, now_ns), (batch_id,)
+            self._trace.add("wait", "trainer", *times, batch_id, flows=flows, phase="f")
+            if self._taken_ns:
+                self._trace.add("train", "trainer", self._taken_ns, begun_ns, batch_id - 1)
         self._taken_ns = now_ns
         if self._first is None:
             self._first = self.stats()
@@ -238,7 +240,7 @@ class Pipeline:
             return self._views.view_empty(reports)
         batch = self._views.view(self._slots.filled(layout_id, slot, reports))
         if self._slots.locks is None and isinstance(batch, MiniBatch):
-            batch.lock_pages = weakref.WeakMethod(self.lock_pages)
+            batch.lock_pages = self._lock_pages
         return batch
 
     def lock_pages(self, locker: PageLocker) -> None:
@@ -253,24 +255,23 @@ class Pipeline:
     def _send_all(self, *, announces_take: bool) -> None:
         first_id, self._sent_id = self._sent_id, self._next_id
         unsent = [*self._waiting.values()][first_id - self._take_id :]
-        lists = [self._plain(index_list) for index_list in unsent]
+        # Epochs are of use where examples are seeded by them.
+        seeds = self._plan.seed is not None
+        lists = [(each.indices, each.epochs if seeds else None, each.position) for each in unsent]
         slots = self._slots.take_released()
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
-    def _plain(self, index_list: IndexList) -> tuple[list[int], list[int] | None, int]:
-        """Return an index list as plain numbers, with epochs only where a seed needs them."""
-        indices, epochs, position = index_list
-        return indices.tolist(), None if self._plan.seed is None else epochs.tolist(), position
-
     def _send(self, message: Message) -> None:
-        with contextlib.suppress(ChannelClosedError):
+        try:
             self._service.send(message)
             return
+        except ChannelClosedError:
+            pass
         self._revive()
 
     def _receive(self, deadline: float | None) -> None:
         left_seconds = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-        with contextlib.suppress(ChannelClosedError):
+        try:
             received = self._service.receive(min(left_seconds, _LOOK_AFTER_SECONDS))
             if received is not None:
                 self._hear(*received)
@@ -280,6 +281,8 @@ class Pipeline:
                 waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
                 raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
             return
+        except ChannelClosedError:
+            pass
         self._revive()
 
     def _ask_what_stalls(self) -> tuple[str, int]:

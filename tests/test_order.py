@@ -27,8 +27,8 @@ def test_each_index_carries_the_epoch_that_it_belongs_to(size, batch_size, shuff
     indices, epochs = [], []
     for _ in range(5):
         state, index_list = advance(state, batch_size, True, next_order, size)
-        indices += index_list.indices.tolist()
-        epochs += index_list.epochs.tolist()
+        indices += index_list.indices
+        epochs += index_list.epochs
     assert epochs == [n // size for n in range(5 * batch_size)]
     for epoch in range(5 * batch_size // size):
         sweep = indices[epoch * size : (epoch + 1) * size]
@@ -37,7 +37,7 @@ def test_each_index_carries_the_epoch_that_it_belongs_to(size, batch_size, shuff
 
 def test_the_end_is_final_without_repeat():
     state, index_list = advance(IterationState(0, 0, False, None), 4, False, None, 3)
-    assert index_list.indices.tolist() == [0, 1, 2]
+    assert index_list.indices == [0, 1, 2]
     again, nothing = advance(state, 4, False, None, 3)
     assert nothing is None
     assert again is state

@@ -204,7 +204,7 @@ class OverlapIterator(ProgressAttributes):
         if step.index_list is None:
             self._unfinished_at = None
             self._stop(step)
-        if len(step.index_list.indices):
+        if step.index_list.indices:
             return step, self._wait()
         from overlapiter.sharedmem.slots import MiniBatch  # as the pipeline has done
 
@@ -285,7 +285,7 @@ class OverlapIterator(ProgressAttributes):
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
             # An empty dataset has one empty mini-batch, which needs no worker.
-            if step.index_list is not None and len(step.index_list.indices):
+            if step.index_list is not None and step.index_list.indices:
                 self._pipeline.submit(step.index_list)
 
     def _start(self, created_ns: int) -> None:

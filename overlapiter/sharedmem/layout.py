@@ -17,6 +17,7 @@ it fits; if not, it is pickled, and the next layout gets wider rows.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -48,7 +49,15 @@ class Column:
     row_bytes: int  # distance between rows, at least the size of an ordinary row
     offset_bytes: int  # start of row 0 in the slot
 
-    @property
+    @functools.cached_property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes from one row to the next, and between the elements of an ordinary one."""
+        strides = [self.dtype.itemsize]
+        for length in reversed(self.shape[1:]):
+            strides.append(strides[-1] * length)
+        return (self.row_bytes, *reversed(strides)) if self.shape else (self.row_bytes,)
+
+    @functools.cached_property
     def is_contiguous(self) -> bool:
         """Whether ordinary rows follow each other without a gap."""
         return self.row_bytes == size_bytes(self.dtype, self.shape)
@@ -71,6 +80,11 @@ class Layout:
     columns: tuple[Column, ...]  # one column for each array or number leaf, in order
     n_rows: int  # examples in a slot
     slot_bytes: int  # size of a slot; 0 without columns
+
+    @functools.cached_property
+    def kinds(self) -> list[str]:
+        """The kind of each leaf of an ordinary example, in order."""
+        return leaf_kinds(self.structure)
 
     @property
     def widest_row_bytes(self) -> int:

@@ -48,8 +48,7 @@ class SlotWriter:
         self._widest_bytes = layout.widest_row_bytes
         #: The size of the largest array so far that later rows may hold, for each column.
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
-        self._kinds = leaf_kinds(layout.structure)
-        self._is_flat_columns = "loose" not in self._kinds
+        self._is_flat_columns = "loose" not in layout.kinds
         self._columns: dict[Slot, list[Array]] = {}
 
     def wants_wider_rows(self) -> bool:
@@ -67,10 +66,11 @@ class SlotWriter:
             return (None if same else structure, [(LOOSE, leaf) for leaf in leaves])
         views = self._columns.get(slot)
         if views is None:
-            views = self._columns[slot] = column_arrays(self.layout, segment.memory, slot)
+            place = segment.memory, slot.offset_bytes
+            views = self._columns[slot] = column_arrays(self.layout, self.layout.n_rows, *place)
         if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
             return None
-        kinds = self._kinds if same else leaf_kinds(structure)
+        kinds = self.layout.kinds if same else leaf_kinds(structure)
         return None if same else structure, self._write_any(segment, slot, row, kinds, leaves)
 
     def _write_ordinary(self, views: list[Array], row: int, leaves: list[Any]) -> bool:
@@ -103,25 +103,12 @@ class SlotWriter:
         return entries
 
 
-def column_arrays(layout: Layout, memory: Any, slot: Slot) -> list[Array]:
-    """Return the whole columns of a slot, each of shape ``(n_rows, ...)``."""
+def column_arrays(layout: Layout, n_rows: int, memory: Any, offset_bytes: int) -> list[Array]:
+    """Return rows of the columns of a slot that begins there, each of shape ``(n_rows, ...)``."""
     return [
-        np.ndarray(
-            (layout.n_rows, *column.shape),
-            column.dtype,
-            memory,
-            slot.offset_bytes + column.offset_bytes,
-            _strides(column),
-        )
-        for column in layout.columns
+        np.ndarray((n_rows, *c.shape), c.dtype, memory, offset_bytes + c.offset_bytes, c.strides)
+        for c in layout.columns
     ]
-
-
-def _strides(column: Column) -> tuple[int, ...]:
-    strides = [column.dtype.itemsize]
-    for length in reversed(column.shape[1:]):
-        strides.append(strides[-1] * length)
-    return (column.row_bytes, *reversed(strides)) if column.shape else (column.row_bytes,)
 
 
 def _row_array(
@@ -189,7 +176,7 @@ class FilledSlot(NamedTuple):
             memory, n_bytes = self.segment.memory, self.layout.slot_bytes
             # NumPy makes this array the base of every view.
             root = np.frombuffer(memory, np.uint8, n_bytes, self.slot.offset_bytes)
-            columns = [a[:n_rows] for a in column_arrays(self.layout, root, Slot(0, 0))]
+            columns = column_arrays(self.layout, n_rows, root, 0)
         self.lend(root)
         return root, columns
 
@@ -201,9 +188,8 @@ class Views:
         """Return the mini-batch in a slot. Copies nothing."""
         layout, reports = filled.layout, filled.reports
         root, columns = filled.columns(reports[-1][1])
-        kinds = leaf_kinds(layout.structure)
-        if all(report is None for _, _, report in reports) and columns:
-            rows = [_rows(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+        if columns and all(report is None for _, _, report in reports):
+            rows = [*map(_rows, columns, layout.kinds)]
             contiguous = _contiguous(layout, columns)
             return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
         return _view_mixed(layout, root, columns, reports)
@@ -238,7 +224,7 @@ def _view_mixed(
     """Return a mini-batch in which some example is not ordinary."""
     examples: list[Any] = []
     skipped: list[ExampleError] = []
-    in_columns = [True] * len(leaf_kinds(layout.structure))  # leaves, in all examples so far
+    in_columns = [True] * len(layout.kinds)  # leaves, in all examples so far
     is_common = True  # the layout's structure, in all examples so far
     for start, stop, report in reports:
         for row in range(start, stop):
@@ -255,8 +241,7 @@ def _view_mixed(
     if skipped or not is_common:
         return MiniBatch(examples, skipped=skipped)
     contiguous = iter(_contiguous(layout, columns))
-    kinds = leaf_kinds(layout.structure)
-    per_leaf = [None if kind == "loose" else next(contiguous, None) for kind in kinds]
+    per_leaf = [None if kind == "loose" else next(contiguous, None) for kind in layout.kinds]
     kept = [array if is_in else None for array, is_in in zip(per_leaf, in_columns, strict=True)]
     return MiniBatch(examples, layout.structure, kept)
 

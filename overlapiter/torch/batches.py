@@ -58,12 +58,12 @@ class TensorViews(Views):
 
     def view(self, filled: FilledSlot) -> Collated | FailedBatch:
         """Return the collated mini-batch; copies nothing where all examples are alike."""
-        structure, reports = filled.layout.structure, filled.reports
+        layout, reports = filled.layout, filled.reports
         root, columns = filled.columns(reports[-1][1])
         if columns and all(report is None for _, _, report in reports):
-            tensors = map(_tensor, leaf_kinds(structure), columns)
-            return Collated(_collated(structure, tensors, list), (), reports[-1][1])
-        return _view_mixed(filled.layout, root, columns, reports)
+            tensors = map(_tensor, layout.kinds, columns)
+            return Collated(_collated(layout.structure, tensors, list), (), reports[-1][1])
+        return _view_mixed(layout, root, columns, reports)
 
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
         """Return the mini-batch all of whose examples were left out."""
@@ -170,8 +170,7 @@ def _is_regular(layout: Layout, entry: Any) -> bool:
     """Return whether an example has the layout's structure, and its arrays lie in columns."""
     if entry is None:
         return True
-    kinds = leaf_kinds(layout.structure)
-    ordinary = [LOOSE if kind == "loose" else IN_COLUMN for kind in kinds]
+    ordinary = [LOOSE if kind == "loose" else IN_COLUMN for kind in layout.kinds]
     return entry[0] is None and [leaf[0] for leaf in entry[1]] == ordinary
 
 
@@ -182,7 +181,7 @@ def _collate_columns(
     numbers = [row for row, _ in rows]
     values: list[Any] = []
     remaining = iter(columns)
-    for position, kind in enumerate(leaf_kinds(layout.structure)):
+    for position, kind in enumerate(layout.kinds):
         if kind == "loose":
             values.append([entry[1][position][1] for _, entry in rows])
         else:

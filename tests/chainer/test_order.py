@@ -50,8 +50,8 @@ def test_mini_batches_are_those_of_chainer(size, batch_size, repeat, permutation
         state, index_list = advance(state, batch_size, repeat, lambda o, p, _: ours(o, p), size)
         assert (index_list is None) == (expected is None)
         if index_list is not None:
-            assert index_list.indices.dtype == np.intp
-            assert index_list.indices.tolist() == expected.tolist()
+            assert {*map(type, index_list.indices)} <= {int}
+            assert index_list.indices == expected.tolist()
         assert state[:3] == expected_state[:3]
         assert np.array_equal(state.order, expected_state.order)
         assert ours.calls == theirs.calls

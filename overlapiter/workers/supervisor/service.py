@@ -130,6 +130,8 @@ class Service:
         Raises:
             ChannelClosedError: The supervisor is gone.
         """
+        with contextlib.suppress(BlockingIOError):  # mostly it has come already
+            return self.channel.receive(wait=False)
         return self.channel.receive() if self.channel.is_readable(timeout_seconds) else None
 
     def look(self) -> None:
