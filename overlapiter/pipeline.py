@@ -25,6 +25,7 @@ from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.lent import LentSlots
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
+from overlapiter.sharedmem.segments import Slot
 from overlapiter.sharedmem.slots import MiniBatch, Views
 from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
@@ -227,7 +228,7 @@ class Pipeline:
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":
-            self._slots.release(message[3])
+            self._slots.release(Slot(*message[3]))
 
     def _view(self, message: Message) -> Any:
         _, _, layout_id, slot, parts = message
@@ -238,7 +239,7 @@ class Pipeline:
             raise
         if layout_id < 0:
             return self._views.view_empty(reports)
-        batch = self._views.view(self._slots.filled(layout_id, slot, reports))
+        batch = self._views.view(self._slots.filled(layout_id, Slot(*slot), reports))
         if self._slots.locks is None and isinstance(batch, MiniBatch):
             batch.lock_pages = self._lock_pages
         return batch
@@ -258,7 +259,7 @@ class Pipeline:
         # Epochs are of use where examples are seeded by them.
         seeds = self._plan.seed is not None
         lists = [(each.indices, each.epochs if seeds else None, each.position) for each in unsent]
-        slots = self._slots.take_released()
+        slots = [slot[:] for slot in self._slots.take_released()]
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:

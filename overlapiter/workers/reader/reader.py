@@ -39,7 +39,7 @@ class ReadTask(NamedTuple):
     indices: list[int]
     epochs: list[int] | None  # the epoch of each, to seed by; None without a seed
     extents: bytes  # where those of its files lie that may be read from their copies, packed
-    slot: Slot | None  # where to write; None asks for the layout first
+    slot: tuple[int, int] | None  # the Slot to write to; None asks for the layout first
     layout_id: int  # which layout the slot has
     given_up: dict[int, ExampleError]  # why not to read an example again, by index
     batch: int = -1  # the mini-batch, for the trace
@@ -296,8 +296,9 @@ class FileReader:
 
     def _write(self, task: ReadTask, row: int, example: object) -> Any:
         assert task.slot is not None
-        segment = self._segments.get(task.slot.segment_id)
-        return self._writers[task.layout_id].write(segment, task.slot, row, example)
+        slot = Slot(*task.slot)
+        segment = self._segments.get(slot.segment_id)
+        return self._writers[task.layout_id].write(segment, slot, row, example)
 
     def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
         """Propose the layout that an example asks for; return the task with a slot to write to."""

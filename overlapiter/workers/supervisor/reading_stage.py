@@ -111,7 +111,7 @@ class ReadingStage:
             part.indices,
             part.epochs,
             part.extents,
-            batch.slot,
+            batch.slot and batch.slot[:],
             batch.layout_id,
             {i: self._given_up[i] for i in part.indices if i in self._given_up},
             batch.batch_id,
@@ -164,7 +164,7 @@ class ReadingStage:
         batch = part.batch
         assert batch.slot is not None
         self._keeper.make_known(worker, batch.layout_id, batch.slot)
-        worker.send(("slot", batch.slot, batch.layout_id))
+        worker.send(("slot", batch.slot[:], batch.layout_id))
         return True
 
     def drop(self, parts: list[Part]) -> None:

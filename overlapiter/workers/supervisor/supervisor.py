@@ -342,7 +342,7 @@ class Supervisor:
             self._keeper.make_known(self._trainer, batch.layout_id, slot)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
         number, begin_ns = batch.batch_id, time.monotonic_ns()
-        self._trainer.send(("batch", number, batch.layout_id, slot, parts))
+        self._trainer.send(("batch", number, batch.layout_id, slot[:], parts))
         end_ns = time.monotonic_ns()
         self._trace.add("deliver", "supervisor", begin_ns, end_ns, number, flows=(number,))
 
