@@ -64,8 +64,11 @@ def segments_of(generation: str) -> str:
 
 
 def segments_folder(directory: str) -> str:
-    """Return the folder of the segments in use below a staging directory."""
-    return segments_of(generation_of(directory))
+    """Return the folder of the segments in use below a staging directory, as far as it tells."""
+    try:
+        return segments_of(generation_of(directory))
+    except OSError:  # the disk is sick: what opens a segment meets that
+        return segments_of(os.path.join(root_of(directory), _FIRST))
 
 
 def make_generation(directory: str, gone: str = "") -> str:

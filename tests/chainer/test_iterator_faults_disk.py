@@ -19,7 +19,7 @@ from overlapiter import local_path
 from overlapiter.store.segments import aligned
 from tests.chainer.faults import Image, SourceFiles
 from tests.chainer.iterator_datasets import DeclaredFiles
-from tests.chainer.scripts import PROMPT_SECONDS, wait_until
+from tests.chainer.scripts import PROMPT_SECONDS, wait_until, workers
 from tests.store.disks import mounted, mounted_tmpfs
 from tests.support.staged import (
     DAMAGE,
@@ -354,3 +354,18 @@ def test_finalize_is_bounded_whatever_happened_to_the_disk(
         start = time.monotonic()
         run.iterator.finalize()
         assert time.monotonic() - start < PROMPT_SECONDS
+
+
+def test_a_directory_that_cannot_be_looked_into_is_passed_by_also_by_new_readers(
+    tmp_path: Path,
+) -> None:
+    source = SourceFiles(tmp_path / "source", n_files=40)
+    root = tmp_path / "fast" / "overlapiter"
+    with source.iterate(tmp_path / "fast") as run:
+        run.take(2)
+        root.rename(tmp_path / "gone")
+        root.symlink_to(root)  # whatever looks into it fails, as where the disk is sick
+        workers()["ovl-reader"][0].kill()
+        run.take(20)
+        assert run.iterator.stats().workers_replaced >= 1
+    assert len(run.warnings) == 1

@@ -22,6 +22,7 @@ import pickle
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker, spawn
@@ -32,7 +33,7 @@ from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import is_ready
 from overlapiter.workers.start.no_mpi import WORLD_VARIABLE, install, world_of_this_process
 from overlapiter.workers.start.parcel import Parcel
-from overlapiter.workers.start.processes import flush_output
+from overlapiter.workers.start.processes import Stops, flush_output
 
 #: Variables by which an MPI launcher tells a process which rank it is.
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
@@ -59,7 +60,7 @@ PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload
 #: Keeps the MPI library out of the forkserver, whatever else it imports.
 _FIRST_PRELOAD = "overlapiter.workers.start.hide_mpi"
 
-#: Ends in the forkserver what :func:`_interrupts_held` began.
+#: Ends in the forkserver what :func:`interrupts_held` began.
 _LAST_PRELOAD = "overlapiter.workers.start.release_interrupts"
 
 _NO_GUARD = (
@@ -70,6 +71,9 @@ _NO_GUARD = (
 
 #: The module that the child runs; the trainer does not import it.
 _MAIN = "overlapiter.workers.supervisor.main"
+
+#: A forkserver that was killed may take so long to be seen as ended.
+_ENDING_SECONDS = 2.0
 
 _environment_lock = threading.Lock()
 
@@ -163,12 +167,30 @@ def launch(
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
     ForkingPickler(buffer).dump(_ChildMain(main_module, arguments))
 
-    with _forkserver_running(preload):
-        with _explained():
-            status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
-        with open(data_fd, "wb") as pipe:
-            pipe.write(buffer.getbuffer())
-        return Child(status_fd)
+    with _forkserver_running(preload), _explained():
+        return Child(_request(list(fds), buffer.getvalue(), preload))
+
+
+def _request(fds: list[int], data: bytes, preload: Sequence[str]) -> int:
+    """Send the forkserver what a child needs; return the descriptor on which it reports.
+
+    One that has just been killed is replaced as soon as it is seen as ended.
+    """
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while True:
+        status_fd = -1
+        try:
+            status_fd, data_fd = forkserver.connect_to_new_process(fds)
+            with open(data_fd, "wb") as pipe:
+                pipe.write(data)
+            return status_fd
+        except ConnectionError:
+            if status_fd >= 0:
+                os.close(status_fd)
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.002)
+            _ensure_forkserver(preload)
 
 
 def pickled(
@@ -216,7 +238,7 @@ def start_forkserver(preload: Sequence[str]) -> None:
 @contextlib.contextmanager
 def _forkserver_running(preload: Sequence[str]) -> Iterator[None]:
     """Start the forkserver, unless it runs; meanwhile Ctrl-C is held back, the launcher hidden."""
-    with _interrupts_held(), hidden_launcher(), _undecided_start_method():
+    with interrupts_held(), hidden_launcher(), _undecided_start_method():
         with _explained():
             _ensure_forkserver(preload)
         yield
@@ -243,14 +265,27 @@ def _explained() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back: nothing is left half-done here, and the forkserver starts without it."""
+def interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back: nothing is left half-done here, and the forkserver starts without it.
+
+    The kernel may give the signal to another thread of this process, of NumPy for example: Python
+    runs its handler in the main one all the same.
+    """
     resource_tracker.ensure_running()  # would end the hold, were it started inside
+    came: list[tuple[Any, ...]] = []
+    handler = signal.getsignal(signal.SIGINT)
+    takes_place = callable(handler) and threading.current_thread() is threading.main_thread()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
+        if takes_place:
+            signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
         yield
     finally:
+        if takes_place:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if came and callable(handler):
+            handler(*came[0])
 
 
 @contextlib.contextmanager
@@ -278,18 +313,38 @@ def _main_module(path: str | None, name: str | None) -> dict[str, str]:
 
 def _ensure_forkserver(preload: Sequence[str]) -> None:
     server: Any = forkserver._forkserver
-    if server._forkserver_pid is not None:
-        try:
-            os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # that of the process from which this one was forked
-            os.close(server._forkserver_alive_fd)
-            server._forkserver_pid = server._forkserver_address = None
-            server._forkserver_alive_fd = None
+    if server._forkserver_pid is not None and not _can_be_asked(server):
+        os.close(server._forkserver_alive_fd)  # it ends once nothing has that open
+        server._forkserver_pid = server._forkserver_address = None
+        server._forkserver_alive_fd = None
+        settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+        if not os.path.isdir(settings.get("tempdir") or ""):
+            settings["tempdir"] = None  # another one is made
     if server._forkserver_pid is None and server._forkserver_address is None:
         wanted = list(server._preload_modules)
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
         forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
     forkserver.ensure_running()
+
+
+def _can_be_asked(server: Any) -> bool:
+    """Return whether a forkserver is a child of this process, and its socket has not been removed.
+
+    The socket lies in TMPDIR, where something may tidy up while a training lasts for days.
+    """
+    try:
+        os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # that of the process from which this one was forked
+        return False
+    address = server._forkserver_address
+    return address.startswith("\0") or os.path.exists(address)
+
+
+def kill_stopped_forkserver(stops: Stops) -> None:
+    """Kill a forkserver that is stopped, as it was at the last look, so that another one starts."""
+    pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid and stops.is_still_stopped(pid):
+        os.kill(pid, signal.SIGKILL)  # a child of this process until another one is started
 
 
 @contextlib.contextmanager

@@ -12,7 +12,13 @@ from typing import Any
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
-from overlapiter.workers.start.launch import Child, launch, preparation
+from overlapiter.workers.start.launch import (
+    Child,
+    interrupts_held,
+    kill_stopped_forkserver,
+    launch,
+    preparation,
+)
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.start.processes import Stops
 
@@ -52,6 +58,7 @@ class Service:
         self.was_ready = False
         self.channel = Channel.closed()
 
+    @interrupts_held()  # else a child might be lost
     def start(self) -> None:
         """Start a supervisor; does not wait for it.
 
@@ -81,6 +88,7 @@ class Service:
         finally:
             theirs.close()
 
+    @interrupts_held()  # else an interrupted one would count as a further death
     def restart(self) -> None:
         """Start another supervisor in the place of one that was lost.
 
@@ -135,9 +143,16 @@ class Service:
         return self.channel.receive() if self.channel.is_readable(timeout_seconds) else None
 
     def look(self) -> None:
-        """Kill a supervisor that is stopped, as it was at the last look. Does not block."""
+        """Kill a supervisor that is stopped, as it was at the last look. Does not block.
+
+        If it is not forked yet, that may be because the forkserver is stopped.
+        """
         child = self._child
-        if child is not None and child.is_forked(0) and self._stops.is_still_stopped(child.pid):
+        if child is None:
+            return
+        if not child.is_forked(0):
+            kill_stopped_forkserver(self._stops)
+        elif self._stops.is_still_stopped(child.pid):
             child.kill()
 
     def end(self) -> None:
@@ -148,20 +163,27 @@ class Service:
         with contextlib.suppress(ChannelClosedError, BlockingIOError):
             self.channel.send(("close",), wait=False)
         self.channel.close()
-        # A forkserver that is still importing forks it later; it then finds its channel closed.
-        if self._child.is_forked(_END_SECONDS) and not self._child.has_ended(_END_SECONDS):
-            self._child.kill()
-            self._child.has_ended(_END_SECONDS)
-        self._child.close()
-        self._child = None
+        child, self._child = self._child, None
+        try:
+            # A forkserver that is still importing forks it later; it then finds its channel closed.
+            if child.is_forked(_END_SECONDS) and not child.has_ended(_END_SECONDS):
+                child.kill()
+                child.has_ended(_END_SECONDS)
+        except BaseException:
+            child.kill()  # an interrupt has ended the wait
+            raise
+        finally:
+            child.close()
 
     def close(self) -> None:
         """End the processes and drop every descriptor; in a forked child drop nothing but these."""
-        if os.getpid() == self.owner_pid:
-            self.end()
-        else:
-            self.channel.close()
-        os.close(self._board_fd)
-        if self._listener is not None:
-            self._listener.close()
-        self._parcel.close()
+        try:
+            if os.getpid() == self.owner_pid:
+                self.end()
+            else:
+                self.channel.close()
+        finally:  # an interrupt ends the wait, and nothing else
+            os.close(self._board_fd)
+            if self._listener is not None:
+                self._listener.close()
+            self._parcel.close()

@@ -35,6 +35,7 @@ A task may be reported in pieces; ``moved`` is None in all of them but the last.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -273,7 +274,8 @@ class Supervisor:
         deadline = time.monotonic() + _GRACE_SECONDS  # of all: the trainer does not wait for longer
         self._reading.end(grace_seconds=_GRACE_SECONDS if self._trace.is_on else 0.0)
         for site in self._plan.staging.sites if self._plan.staging else ():
-            remove_left(generation_of(site.directory))  # the readers were killed
+            with contextlib.suppress(OSError):  # the disk is sick
+                remove_left(generation_of(site.directory))  # the readers were killed
         self._serving.team.end()
         self._staging.team.end(grace_seconds=max(0.0, deadline - time.monotonic()))
         self._trace.close()
