@@ -116,7 +116,7 @@ def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProc
 def stage(*words: object) -> None:
     """Stage files, for tests of other commands."""
     done = overlapiter("stage", *words)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def without_privileges(words: list[str]) -> list[str]:
