@@ -17,7 +17,8 @@ from bench.harness.isolated import CHECKOUT
 def test_a_benchmark_that_is_ended_removes_its_files(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "bench", "reads-in-flight", "--local", str(tmp_path)]
+    words = ["reads-in-flight", "--files", "4000", "--local", str(tmp_path)]
+    command = [sys.executable, "-m", "bench", *words]
     with subprocess.Popen(command, cwd=CHECKOUT, stderr=subprocess.DEVNULL) as process:
         while not [*tmp_path.glob("*/fresh-*/*")]:  # until a run has begun to stage
             assert process.poll() is None

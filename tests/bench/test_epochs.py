@@ -30,7 +30,6 @@ def epochs_of(image_folder: Path, tmp_path: Path, **others: object) -> dict:
 @pytest.mark.parametrize(
     ("loader", "fraction", "n_fewest", "n_most"),
     [
-        ("overlap", None, N_FILES, N_FILES),  # each file once
         # Half of the second epoch besides, and what is read ahead into the third one; each of the
         # prefetchers reserves some of the room, which is little here.
         ("overlap", 0.5, 1.4 * N_FILES, 2 * N_FILES - 1),

@@ -9,7 +9,6 @@ import pytest
 from bench.claims import faults
 from bench.harness import claim
 from bench.harness.tables import target_rows
-from bench.photographs import make_photographs
 
 
 @pytest.mark.slow  # the iterator has tests of its own
@@ -26,9 +25,9 @@ def test_every_kind_of_worker_is_hit_and_no_mini_batch_differs(tmp_path, capsys)
 
 
 @pytest.mark.parametrize("ending", ["finalize", "kill"])
-def test_the_end_of_a_program_is_timed_until_its_last_child_is_gone(tmp_path, ending):
-    made = make_photographs(tmp_path / "images", 32)
-    request = {"pairs": str(made.root / "pairs.txt"), "root": str(made.root), "examples": 32}
+def test_the_end_of_a_program_is_timed_until_its_last_child_is_gone(image_folder, tmp_path, ending):
+    pairs = image_folder / "list.txt"
+    request = {"pairs": str(pairs), "root": str(image_folder), "examples": 32}
     request |= {"staging": str(tmp_path / "staging"), "capacity": 10**6, "seed": 0}
     found = faults.end({**request, "compute_ms": 0.0, "ending": ending}, tmp_path)
     assert 0 < found["children_seconds"] < 60

@@ -9,7 +9,6 @@ from bench.harness import claim, isolated
 from bench.harness.machine import is_installed
 from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
-from bench.photographs import make_photographs
 
 
 @pytest.mark.parametrize(
@@ -28,10 +27,10 @@ def test_the_cost_of_a_loader_is_measured_and_its_examples_are_right(loader):
 
 @pytest.mark.parametrize("loader", ["overlap", "slow"])
 def test_the_memory_of_every_kind_of_process_is_measured_over_a_list_of_any_length(
-    loader, tmp_path
+    loader, image_folder, tmp_path
 ):
-    made = make_photographs(tmp_path / "images", 4)
-    pairs, root, staging = str(made.root / "pairs.txt"), str(made.root), str(tmp_path / "staging")
+    pairs, root, staging = image_folder / "list.txt", image_folder, tmp_path / "staging"
+    pairs, root, staging = map(str, (pairs, root, staging))
     spec = RunSpec(loader, pairs, 100, root, staging, order="own", n_batches=3, n_readers=3)
     found = isolated.call(run_loader, spec)["private_bytes"]
     assert {"reader", "trainer"} <= set(found)

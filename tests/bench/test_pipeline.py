@@ -28,22 +28,25 @@ def points_by_name(tmp_path: Path) -> dict[str, dict]:
     return {point["name"]: point["runs"][0] for point in found}
 
 
-def check(found: dict[str, dict]) -> None:
-    """Check what a run of FEW has to have found, whatever the slow store is."""
-    opens = {name: run["store_opens"] for name, run in found.items()}
-    assert opens == {"cold": 48, "staged": 0, "loops": None, "ceiling": 48}
-    for name in ("cold", "staged"):
+def check(found: dict[str, dict], lines: str) -> None:
+    """Check what a run of some of FEW has to have found, whatever the slow store is."""
+    opens = {"cold": 48, "staged": 0, "loops": None, "ceiling": 48}
+    assert {name: run["store_opens"] for name, run in found.items()} == {
+        name: opens[name] for name in lines.split(";")
+    }
+    for name in {"cold", "staged"} & found.keys():
         used = found[name]["cpu"]
         assert {"prefetcher", "supervisor", "reader", "forkserver", "trainer"} <= set(used)
         assert min(kind["seconds"] for kind in used.values()) > 0
         assert 1 <= used["reader"]["n_processes"] <= 2  # one forked just now has no name yet
-    assert found["loops"]["cpu"]["loop"]["seconds"] > 0
-    assert found["ceiling"]["cpu"]["bare reader"]["seconds"] > 0
+    for name, kind in {("loops", "loop"), ("ceiling", "bare reader")}:
+        if name in found:
+            assert found[name]["cpu"][kind]["seconds"] > 0
 
 
 def test_each_line_says_what_every_kind_of_process_used(arguments, tmp_path, capsys):
     assert claim.run("pipeline", [*arguments, "--lines", FEW]) == 0
-    check(points_by_name(tmp_path))
+    check(points_by_name(tmp_path), FEW)
     printed = capsys.readouterr().out
     assert "emulated store: 2 ms per open, 100 MB/s" in printed
     assert "FAULT" not in printed
@@ -54,10 +57,11 @@ def test_each_line_says_what_every_kind_of_process_used(arguments, tmp_path, cap
 
 @needs_fuse
 def test_a_mount_is_measured_as_the_emulation_is(arguments, tmp_path, capsys):
-    assert claim.run("pipeline", [*arguments, "--lines", FEW, "--mount", "fuse"]) == 0
+    lines = "cold;ceiling"  # the others read nothing from it
+    assert claim.run("pipeline", [*arguments, "--lines", lines, "--mount", "fuse"]) == 0
     found = points_by_name(tmp_path)
-    check(found)
-    for name in ("cold", "staged", "ceiling"):
+    check(found, lines)
+    for name in ("cold", "ceiling"):
         assert found[name]["cpu"]["mount"]["seconds"] > 0
     assert "FUSE mount: 2 ms per open" in capsys.readouterr().out
 

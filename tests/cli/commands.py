@@ -1,4 +1,4 @@
-"""Runs commands as a user does: each in a process of its own, on real files."""
+"""Runs commands on real files: in this process, or as a user does, each in one of its own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import unittest.mock
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -36,12 +37,14 @@ sys.exit(code)
 """
 
 # The command in a process in which some files never give an answer when they are opened, or when
-# it is looked whether they are there, and which waits so long for one.
+# it is looked whether they are there, and which waits so long for one, and not long to be
+# interrupted.
 HANGING = """
 import builtins, functools, os, sys, threading
-from overlapiter.cli import origins
+from overlapiter.cli import crew, origins, sourcespeed
 from overlapiter.cli.main import main
-origins.TIMEOUT_SECONDS = float(sys.argv[1])
+crew._PATIENCE_SECONDS = 0.5
+origins.TIMEOUT_SECONDS = sourcespeed._TIMEOUT_SECONDS = float(sys.argv[1])
 hanging = set(sys.argv[2].split(":"))
 def hang(real, file, *others, **more):
     if isinstance(file, (str, bytes)) and os.fsdecode(file) in hanging:
@@ -73,7 +76,7 @@ def hanging_command(
 
 
 def run(words: list[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end; it never leaves a traceback, and columns become words."""
+    """Run a command to its end, in a process of its own."""
     done = subprocess.run(
         words,
         env=ENVIRONMENT,
@@ -83,20 +86,37 @@ def run(words: list[str], stdin: str | None = None) -> subprocess.CompletedProce
         timeout=200,
         check=False,
     )
+    return _checked(done)
+
+
+def overlapiter(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Do what ``overlapiter …`` does without a terminal, to its end, without a new Python.
+
+    Not for ``bench``, which takes the place of the process. Bytes that are no UTF-8 become
+    surrogates, as in paths.
+    """
+    texts = [io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2)]
+    with (
+        unittest.mock.patch("sys.stdin", io.TextIOWrapper(io.BytesIO((stdin or "").encode()))),
+        contextlib.redirect_stdout(texts[0]),
+        contextlib.redirect_stderr(texts[1]),
+    ):
+        status = main([*map(str, words)])
+    output, errors = (os.fsdecode(text.buffer.getvalue()) for text in texts)
+    return _checked(subprocess.CompletedProcess(command(*words), status, output, errors))
+
+
+def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    """Return what came of a command, which never leaves a traceback; columns become words."""
     assert "Traceback" not in done.stderr, done.stderr
     done.stdout = re.sub(" {2,}", " ", done.stdout)  # columns
     return done
 
 
-def overlapiter(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``overlapiter …`` to its end."""
-    return run(command(*words), stdin)
-
-
 def stage(*words: object) -> None:
-    """Do what ``overlapiter stage …`` does, without a new Python, for tests of other commands."""
-    with contextlib.redirect_stdout(io.StringIO()) as shown:
-        assert main(["stage", *map(str, words)]) == 0, shown.getvalue()
+    """Stage files, for tests of other commands."""
+    done = overlapiter("stage", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def without_privileges(words: list[str]) -> list[str]:

@@ -265,7 +265,7 @@ def test_sources_are_checked_apart(source, fast, staged, tmp_path) -> None:
 
 
 def test_options_that_can_be_read_only_once_are_enough(fast, staged) -> None:
-    done = overlapiter("check", fast, "--storage-options", "/dev/stdin", stdin="{}")
+    done = run(command("check", fast, "--storage-options", "/dev/stdin"), stdin="{}")
     assert done.returncode == 0, done.stderr
     assert f"good {len(staged)} files" in done.stdout
 

@@ -18,7 +18,8 @@ from overlapiter.cli import probe
 from overlapiter.cli.main import main
 from tests.chainer.scripts import wait_until
 
-from .commands import ENVIRONMENT, hanging_command, overlapiter, run, slow_command
+from .commands import ENVIRONMENT, command, hanging_command, overlapiter, run, slow_command
+from .conftest import N_FILES
 
 
 @pytest.fixture
@@ -111,25 +112,25 @@ def test_what_cannot_work_is_explained(source, tmp_path, words, status, message)
     assert message in done.stderr
 
 
-def test_what_is_no_file_and_what_gives_no_answer_is_named(many, tmp_path) -> None:
-    os.mkfifo(many / "fifo")
-    (tmp_path / "list").write_text("".join(f"{n}.bin\n" for n in range(100)) + "fifo\n")
-    words = ("doctor", tmp_path / "list", "--source", many, "--seconds", 1, "--json")
-    done = run(hanging_command([many / "7.bin"], *words))
+def test_what_is_no_file_and_what_gives_no_answer_is_named(source, listing) -> None:
+    os.mkfifo(source / "fifo")
+    with listing.open("a") as file:
+        file.write("fifo 0\n")
+    words = ("doctor", listing, "--source", source, "--seconds", 1, "--json")
+    done = run(hanging_command([source / "c1/7.bin"], *words, timeout_seconds=3))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert sum(level["n_files"] for level in found["levels"]) == 99
-    assert sum(level["seconds"] for level in found["levels"]) < 5  # waiting for no answer is none
-    silence, odd = "no answer for 5 s", "a FIFO, not a file"
-    assert found["unread"] == {f"{many}/7.bin": silence, f"{many}/fifo": odd}
-    assert f"1 file could not be read ({silence}): {many}/7.bin" in found["warnings"]
+    assert sum(level["n_files"] for level in found["levels"]) == N_FILES - 1
+    assert sum(level["seconds"] for level in found["levels"]) < 3  # waiting for no answer is none
+    silence, odd = "no answer for 3 s", "a FIFO, not a file"
+    assert found["unread"] == {f"{source}/c1/7.bin": silence, f"{source}/fifo": odd}
+    assert f"1 file could not be read ({silence}): {source}/c1/7.bin" in found["warnings"]
 
 
-def test_a_source_that_cannot_be_listed_in_time_is_measured_as_far_as_it_was(many) -> None:
-    (many / "hangs").mkdir()
-    done = run(
-        hanging_command([many / "hangs"], "doctor", "--source", many, "--seconds", 2, "--json")
-    )
+def test_a_source_that_cannot_be_listed_in_time_is_measured_as_far_as_it_was(source) -> None:
+    (source / "hangs").mkdir()
+    words = ("doctor", "--source", source, "--seconds", 2, "--json")
+    done = run(hanging_command([source / "hangs"], *words))
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert sum(level["n_files"] for level in found["levels"]) > 0
@@ -140,15 +141,15 @@ def test_large_files_count_as_a_whole_though_there_is_no_time_to_read_them(tmp_p
     for n in range(40):
         with open(tmp_path / f"{n}.tar", "wb") as file:
             file.truncate(5_000_000)
-    found = measured(tmp_path, 0.0, 1e7, "--seconds", 3)
+    found = measured(tmp_path, 0.0, 1e8, "--seconds", 1)
     assert found["mean_bytes"] == pytest.approx(5_000_000)
     assert found["dataset_bytes"] == pytest.approx(40 * 5_000_000)
     n_files = sum(level["n_files"] for level in found["levels"])
     assert n_files != round(n_files)
 
 
-def test_a_folder_that_cannot_be_listed_is_named(many, tmp_path, monkeypatch) -> None:
-    (many / "sick").mkdir()
+def test_a_folder_that_cannot_be_listed_is_named(source, tmp_path, monkeypatch) -> None:
+    (source / "sick").mkdir()
     scandir = os.scandir
 
     def list_folder(path: str) -> Any:
@@ -158,11 +159,11 @@ def test_a_folder_that_cannot_be_listed_is_named(many, tmp_path, monkeypatch) ->
 
     monkeypatch.setattr(os, "scandir", list_folder)
     profile = tmp_path / "node.json"
-    words = ["--source", str(many), "--seconds", "2", "--save", str(profile)]
+    words = ["--source", str(source), "--seconds", "2", "--save", str(profile)]
     assert main(["doctor", *words]) == 0
     found = json.loads(profile.read_text())
-    assert found["unlisted"] == {f"{many}/sick": "Input/output error"}
-    assert f"1 folder could not be listed (Input/output error): {many}/sick" in found["warnings"]
+    assert found["unlisted"] == {f"{source}/sick": "Input/output error"}
+    assert f"1 folder could not be listed (Input/output error): {source}/sick" in found["warnings"]
     assert found["dataset_bytes"] is None
 
 
@@ -201,10 +202,10 @@ def is_measuring(folder: Path) -> bool:
     return False
 
 
-def test_an_interruption_leaves_nothing(many, tmp_path) -> None:
-    words = ("doctor", "--source", many, "--to", tmp_path / "fast", "--seconds", 10)
-    process = subprocess.Popen(slow_command(many, 0.001, 1e12, *words), env=ENVIRONMENT)
+def test_an_interruption_leaves_nothing(source, tmp_path) -> None:
+    words = ("doctor", "--source", source, "--to", tmp_path / "fast", "--seconds", 10)
+    process = subprocess.Popen(command(*words), env=ENVIRONMENT)
     wait_until(lambda: is_measuring(tmp_path))
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=100) == 130
-    assert [path.name for path in tmp_path.iterdir()] == ["many"]
+    assert [path.name for path in tmp_path.iterdir()] == ["lustre"]

@@ -181,7 +181,7 @@ def test_a_benchmark_takes_the_place_of_the_command_so_that_signals_are_its_own(
 
 
 def test_benchmarks_and_completion_speak_to_machines() -> None:
-    listed = json.loads(overlapiter("bench", "--list", "--json").stdout)
+    listed = json.loads(run(command("bench", "--list", "--json")).stdout)
     assert any(line.split()[:1] == ["thousand"] for line in listed["lines"])
     completed = json.loads(overlapiter("completion", "bash", "--json").stdout)
     assert completed["shell"] == "bash"
@@ -191,7 +191,7 @@ def test_benchmarks_and_completion_speak_to_machines() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_cannot_work_says_why_and_what_to_do(name: str, tmp_path: Path) -> None:
     words, status = FAILING[name]
-    done = overlapiter(name, *words.replace("{}", str(tmp_path)).split())
+    done = run(command(name, *words.replace("{}", str(tmp_path)).split()))
     assert done.returncode == status, done.stderr
     assert done.stdout == ""
     assert len(done.stderr.splitlines()[-1]) > 30

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from .commands import overlapiter
+from .commands import command, overlapiter, run
 
 #: 10,000 files of 100 kB; the store gives a node 50 MB/s, the disk 10 times as much.
 LEVEL = {"n_reads": 64, "seconds": 4.0, "n_files": 2000, "n_bytes": 200_000_000}
@@ -95,7 +95,7 @@ def test_where_training_is_the_limit_peers_bring_nothing(profile) -> None:
 
 def test_the_report_and_the_figure(profile, tmp_path) -> None:
     words = ("--nodes", 2, "--ranks-per-node", 2, "--ram", "100MB", "--to", tmp_path / "plan.png")
-    done = overlapiter("plan", profile, *words)
+    done = run(command("plan", profile, *words))  # matplotlib keeps its fonts open
     assert done.returncode == 0, done.stderr
     assert "4 ranks on 2 nodes, 90 epochs; the nodes together have room for 80%" in done.stdout
     for words in ("own RAM", "peers", "later ones", "twice the nodes", "the store alone"):

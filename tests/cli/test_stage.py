@@ -55,12 +55,10 @@ def test_a_source_root_of_any_bytes_is_staged_and_shown(source, fast, listing, t
     root = source.rename(tmp_path / os.fsdecode(b"caf\xe9 \xff"))
     assert stage(root, fast, listing).returncode == 0
     for words in (["status"], ["ls"], ["check"], ["check", "--source", root], ["ls", f"{root}/c0"]):
-        done = subprocess.run(
-            command(words[0], fast, *words[1:]), capture_output=True, env=ENVIRONMENT, check=False
-        )
+        done = overlapiter(words[0], fast, *words[1:])
         assert done.returncode == 0, done.stderr
-        shown = [b"caf\xe9 \xff", b"caf\\udce9 \\udcff"]
-        assert any(root in done.stdout for root in shown), done.stdout
+        shown = [root.name, r"caf\udce9 \udcff"]
+        assert any(name in done.stdout for name in shown), done.stdout
 
 
 def test_large_files_are_staged_among_small_ones(source, fast) -> None:
@@ -147,20 +145,19 @@ def test_what_is_no_file_is_named_and_never_opened(source, fast, listing) -> Non
     assert f"{source}/c2 (Is a directory)" in done.stdout
 
 
-@pytest.mark.parametrize("n_hanging", [1, 3])
 def test_files_without_an_answer_are_left_out_and_the_rest_is_staged(
-    source, fast, listing, contents, n_hanging
+    source, fast, listing, contents
 ) -> None:
-    hanging = [source / f"c{n}/{n}.bin" for n in range(n_hanging)]
+    hanging = [source / f"c{n}/{n}.bin" for n in range(3)]
     words = ["stage", listing, "--source", source, "--to", fast, "--timeout", 1.5]
     done = run(hanging_command(hanging, *words, "--reads-in-flight", 4))  # so 7 in each part
     assert done.returncode == 1
-    assert f"staged {N_FILES - n_hanging} files" in done.stdout, done.stdout
-    assert f"unread {n_hanging} file" in done.stdout
+    assert f"staged {N_FILES - 3} files" in done.stdout, done.stdout
+    assert "unread 3 files" in done.stdout
     assert "(no answer for 1.5 s)" in done.stdout
     assert all(str(path) in done.stdout for path in hanging)
     again = stage(source, fast, listing)
-    assert f"staged {n_hanging} file" in again.stdout
+    assert "staged 3 files" in again.stdout
     assert staged_files(fast) == contents
     assert is_at_rest(fast)
 
@@ -303,22 +300,21 @@ def test_a_file_larger_than_all_the_room_is_told_apart_from_the_disk(source, fas
 # --- interruptions, and who else is there ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
-    source, fast, listing, contents, number, status
+    source, fast, listing, contents
 ) -> None:
-    words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 2]
+    words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 1]
     process = subprocess.Popen(
-        slow_command(source, 0.6, 1e9, *words),  # nine seconds in all
+        slow_command(source, 0.3, 1e9, *words),  # nine seconds in all
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     wait_until(lambda: len(staged_paths(fast)) >= 3)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=100)
-    assert process.returncode == status, errors
+    assert process.returncode == 143, errors
     assert "nothing is left half-done; run the same command again" in errors
     assert "Traceback" not in errors
     assert output == ""

@@ -60,7 +60,7 @@ def training(tmp_path: Path) -> Iterator[int]:
     process.communicate()
 
 
-def test_a_training_is_found_and_explained(training: int) -> None:
+def test_a_training_is_found_explained_and_counted(training: int, tmp_path: Path) -> None:
     done = overlapiter("top", training, "--once")
 
     assert done.returncode == 0, done.stderr
@@ -69,17 +69,18 @@ def test_a_training_is_found_and_explained(training: int) -> None:
     assert row.split()[:2] == ["train_it.py", str(training)]
     assert f"{training}: The trainer waited for data " in done.stdout
 
-
-def test_for_machines_there_is_json(training: int) -> None:
     (found,) = json.loads(overlapiter("top", training, "--once", "--json").stdout)
 
     assert found["pid"] == training
     assert found["stats"]["examples_taken"] >= 24
     assert found["explanation"].startswith("The trainer waited")
     assert found["cause"]
+    _check_counters(training, tmp_path / "overlapiter.prom")
 
 
-def test_without_a_terminal_there_are_lines_again_and_again(training: int) -> None:
+def test_without_a_terminal_there_are_lines_again_and_again_and_none_of_a_training_that_ended(
+    training: int,
+) -> None:
     words = command("top", training, "--interval", "0.1", "--json")
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
@@ -88,12 +89,17 @@ def test_without_a_terminal_there_are_lines_again_and_again(training: int) -> No
     # Of the time between two of them, however long one of these is on a busy machine.
     assert min(stats["seconds"] for stats in later) < first["seconds"]
 
+    (job,) = [each for each in find_jobs() if each.pid == training]
+    os.kill(training, signal.SIGKILL)
+    # Its workers, which hold the counters too, end by themselves; we go on holding them.
+    wait_until(lambda: job.inode not in {each.inode for each in find_jobs()})
 
-def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -> None:
-    file = tmp_path / "overlapiter.prom"
+
+def _check_counters(training: int, file: Path) -> None:
+    """Check what is written for node_exporter."""
     file.mkdir()
     assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 1
-    assert not list(tmp_path.glob(".overlapiter-*"))
+    assert not list(file.parent.glob(".overlapiter-*"))
     file.rmdir()
     assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 0
 
@@ -108,13 +114,6 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     assert "# HELP overlapiter_n_readers File reader processes." in lines
     told = [line.split(maxsplit=3)[3] for line in lines if line.startswith("# HELP")]
     assert not [words for words in told if words.startswith(("Of these", "The same", "Their"))]
-
-
-def test_a_training_that_has_ended_is_shown_no_more(training: int) -> None:
-    (job,) = [each for each in find_jobs() if each.pid == training]
-    os.kill(training, signal.SIGKILL)
-    # Its workers, which hold the counters too, end by themselves; we go on holding them.
-    wait_until(lambda: job.inode not in {each.inode for each in find_jobs()})
 
 
 # A training whose first mini-batch comes, and whose second one waits for a FIFO.

@@ -18,7 +18,7 @@ from overlapiter.cli.main import main
 from overlapiter.cli.plot import steps_of
 from overlapiter.cli.trace import summarize
 
-from .commands import overlapiter
+from .commands import command, overlapiter, run
 
 MS = 10**6
 CAPTURED = {"capture_output": True, "text": True, "check": True}
@@ -156,7 +156,8 @@ def test_without_matplotlib_a_plot_says_what_can_be_had(trace, monkeypatch, caps
 
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
 def test_a_trace_is_drawn(trace: Path, tmp_path: Path) -> None:
-    done = overlapiter("plot", trace, "--output", tmp_path / "figure.svg", "--title", "a training")
+    words = ("--output", tmp_path / "figure.svg", "--title", "a training")
+    done = run(command("plot", trace, *words))  # matplotlib keeps its fonts open
 
     assert done.stdout == f"{tmp_path / 'figure.svg'}\n", done.stderr
     assert "waits for data" not in done.stderr
@@ -165,7 +166,7 @@ def test_a_trace_is_drawn(trace: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
 def test_a_figure_has_the_name_that_was_given(trace: Path, tmp_path: Path) -> None:
-    done = overlapiter("plot", trace, "--output", tmp_path / "figure")
+    done = run(command("plot", trace, "--output", tmp_path / "figure"))
     assert done.stdout == f"{tmp_path / 'figure'}\n", done.stderr
     assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
 

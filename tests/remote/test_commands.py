@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -13,8 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import is_at_rest, overlapiter, staged_files
+from tests.cli import commands
+from tests.cli.commands import command, is_at_rest, run, staged_files
+from tests.remote.child import in_child
 from tests.remote.stores import Objects
+
+
+def overlapiter(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Do what ``overlapiter …`` does, to its end, without a new Python."""
+    done: subprocess.CompletedProcess[str] = in_child(
+        lambda: commands.overlapiter(*words, stdin=stdin)
+    )
+    return done
 
 
 @pytest.fixture
@@ -100,7 +111,7 @@ class Chunked(Refusing):
 
 @contextlib.contextmanager
 def serving(handler: type[Refusing]) -> Iterator[str]:
-    """Give the URL below which a server answers so."""
+    """Give the URL below which a server answers so; with its thread, nothing should fork."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
@@ -113,7 +124,7 @@ def test_what_a_server_denies_is_told_in_a_line_for_all_files(tmp_path) -> None:
     names = "\n".join(f"a {n}.jpg" for n in range(20))
     with serving(Denying) as source:
         words = ("--to", tmp_path / "fast", "--source", source)
-        done = overlapiter("stage", "-", *words, "--labels", "no", stdin=names)
+        done = run(command("stage", "-", *words, "--labels", "no"), stdin=names)
     assert done.returncode == 1
     assert done.stdout.count("access is denied") == 1
     assert "and 17 more (access is denied (ClientResponseError: Forbidden)" in done.stdout
@@ -122,7 +133,7 @@ def test_what_a_server_denies_is_told_in_a_line_for_all_files(tmp_path) -> None:
 def test_files_whose_size_is_not_told_are_not_called_empty(tmp_path) -> None:
     with serving(Chunked) as source:
         words = ("--to", tmp_path / "fast", "--source", source)
-        done = overlapiter("stage", "-", *words, stdin="a.jpg")
+        done = run(command("stage", "-", *words), stdin="a.jpg")
     assert done.returncode == 1
     assert done.stdout == f"unread 1 file {source}/a.jpg (the store does not tell its size)\n"
 
@@ -131,7 +142,7 @@ def test_a_server_without_an_answer_is_not_said_to_have_nothing(tmp_path) -> Non
     with socket.create_server(("127.0.0.1", 0)) as silent:
         source = f"http://127.0.0.1:{silent.getsockname()[1]}/data"
         words = ("--to", tmp_path / "fast", "--source", source, "--timeout", 2)
-        done = overlapiter("stage", "-", *words, stdin="a.jpg")
+        done = run(command("stage", "-", *words), stdin="a.jpg")
     assert done.returncode == 1
     assert done.stdout == f"unread 1 file {source}/a.jpg (no answer for 2 s)\n"
 
@@ -139,7 +150,7 @@ def test_a_server_without_an_answer_is_not_said_to_have_nothing(tmp_path) -> Non
 def test_what_a_server_does_not_give_is_not_called_missing(tmp_path) -> None:
     with serving(Refusing) as source:
         words = ("--to", tmp_path / "fast", "--source", source)
-        done = overlapiter("stage", "-", *words, stdin="a.jpg")
+        done = run(command("stage", "-", *words), stdin="a.jpg")
     assert done.returncode == 1
     assert f"unread 1 file {source}/a.jpg (cannot be read: the server answers 501" in done.stdout
     assert "missing" not in done.stdout

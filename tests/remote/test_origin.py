@@ -14,7 +14,6 @@ import sys
 import tarfile
 import threading
 import time
-import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,28 +33,8 @@ from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from overlapiter.workers.plan import StagingPlan
 from tests.chainer.scripts import run_script
+from tests.remote.child import in_child
 from tests.remote.stores import Objects
-
-
-def in_child(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a forked process, which keeps the thread of fsspec."""
-    read_fd, write_fd = os.pipe()
-    pid = os.fork()
-    if not pid:
-        os.close(read_fd)
-        try:
-            answer = function(), ""
-        except BaseException:  # it is told in the parent
-            answer = None, traceback.format_exc()
-        with os.fdopen(write_fd, "wb") as pipe:
-            pickle.dump(answer, pipe)
-        os._exit(0)
-    os.close(write_fd)
-    with os.fdopen(read_fd, "rb") as pipe:
-        answer, trouble = pickle.load(pipe)
-    os.waitpid(pid, 0)
-    assert not trouble, trouble
-    return answer
 
 
 def origin_of(objects: Objects, patience_seconds: float = 20.0, **options: Any) -> RemoteOrigin:
@@ -381,30 +360,34 @@ def test_patience_ends_with_an_error_that_says_what_happened(objects: Objects, f
         assert ("the server answers 503" in text) == (fault == "busy")
 
 
-@pytest.mark.parametrize("protocol", ["http", "s3"])
-def test_a_server_that_refuses_connections_is_no_missing_file_and_waited_for_once(
-    protocol: str,
-) -> None:
+def test_a_server_that_refuses_connections_is_no_missing_file_and_waited_for_once() -> None:
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        root = f"{server}/data" if protocol == "http" else "s3://data"
-        keys = {"endpoint_url": server, "key": "a", "secret": "b"} if protocol == "s3" else {}
-        plan = StagingPlan((), root, "mtime", 1, None, keys, retry_seconds=6)
-        plan = pickle.loads(pickle.dumps(plan))  # as a supervisor gets it
+        keys = {"endpoint_url": server, "key": "a", "secret": "b"}
+        plans = {}
+        for root, options in ((f"{server}/data", {}), ("s3://data", keys)):
+            plan = StagingPlan((), root, "mtime", 1, None, options, retry_seconds=6)
+            plans[root] = pickle.loads(pickle.dumps(plan))  # as a supervisor gets it
 
-        def stage() -> list[tuple[type, int, str, str, float]]:
-            origin = plan.origin()
+        def stage(root: str) -> list[tuple[type, int, str, str, float]]:
+            origin = plans[root].origin()
             return [error_of(lambda n=n: origin.stat(f"{root}/{n}.jpg")) for n in range(2)]
 
-        def read() -> list[tuple[type, int, str, str, float]]:
-            return [error_of(lambda: plan.direct().open(f"{root}/0.jpg"))]
+        def read(root: str) -> list[tuple[type, int, str, str, float]]:
+            return [error_of(lambda: plans[root].direct().open(f"{root}/0.jpg"))]
 
-        found = in_child(stage) + in_child(read)  # a prefetcher, then a file reader
-    for number, (kind, code, _, text, seconds) in enumerate(found):
-        assert (kind, code) == (OSError, errno.EIO)
-        assert "cannot be read: the server refuses connections" in text
-        assert (seconds < 6) == (number > 0)
+        def of_both(ask: Callable[[str], Any]) -> list[Any]:
+            with concurrent.futures.ThreadPoolExecutor(2) as pool:
+                return list(pool.map(ask, plans))
+
+        # A prefetcher, then a file reader.
+        staging, reading = in_child(lambda: of_both(stage)), in_child(lambda: of_both(read))
+    for before, after in zip(staging, reading, strict=True):
+        for number, (kind, code, _, text, seconds) in enumerate(before + after):
+            assert (kind, code) == (OSError, errno.EIO)
+            assert "cannot be read: the server refuses connections" in text
+            assert (seconds < 6) == (number > 0)
 
 
 # --- what needs no server ---------------------------------------------------------------------

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 import overlapiter.mpi
+from overlapiter.cli.main import main
 from overlapiter.errors import OptionError
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, exit_status_of
 from tests.chainer.scripts import ENVIRONMENT
 from tests.mpi.training.counting import Counting
-from tests.mpi.training.jobs import run_training, write_digits, write_numbers
+from tests.mpi.training.jobs import write_digits, write_numbers
 
 pytest.importorskip("optuna")
 
@@ -71,16 +72,18 @@ def results(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "search" / "search.json").read_text())
 
 
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 def test_a_search_goes_on_where_it_ended_and_its_best_settings_can_be_trained(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ended = search(tmp_path, 2)
     assert ended.returncode == 0, ended.stderr
     assert "learning_rate" in ended.stdout
     first = results(tmp_path)["trials"]
-    ended = search(tmp_path, 3, "--json")
-    assert ended.returncode == 0, ended.stderr
-    result = json.loads(ended.stdout)
+    monkeypatch.chdir(tmp_path)
+    lists = [*map(str, write_digits(tmp_path))]
+    assert main(["search", "space.toml", str(MODEL), *lists, "--trials", "3", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
     assert result == results(tmp_path)
     assert len(result["trials"]) == 3
     assert result["trials"][:2] == first
@@ -89,8 +92,8 @@ def test_a_search_goes_on_where_it_ended_and_its_best_settings_can_be_trained(
     head = (tmp_path / "search" / "best.toml").read_text().splitlines()[0]
     assert head.startswith("# overlapiter train ")
     assert head.endswith(" --settings search/best.toml")
-    best = ("--settings", tmp_path / "search" / "best.toml", "--out", "best")
-    assert run_training(tmp_path, 0, MODEL, *write_digits(tmp_path), *best).exit_status == 0
+    best = ("--settings", "search/best.toml", "--out", "best")
+    assert main(["train", str(MODEL), *lists, *best]) == 0
     epochs = json.loads((tmp_path / "best" / "history.json").read_text())["epochs"]
     assert epochs[-1]["val_accuracy"] == result["best"]["value"]
 
@@ -250,6 +253,7 @@ def search_here(folder: Path, space: dict[str, Any], n_trials: int, **more: Any)
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 @pytest.mark.parametrize(
     ("space", "reason"),

@@ -25,6 +25,13 @@ LENGTHS = (37, 5, 1, 40, 17)
 
 #: With these the weights of the counting model are minus how often each example was used.
 COUNTED = ("--optimizer", "sgd", "--learning-rate", "1", "--batch", "2")
+#: The same, for a run in this process.
+COUNTED_HERE: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "batch": 2}
+
+IMPATIENT = "tests.mpi.impatient"
+
+#: Variables of a job that does not take the time that these need to be imported.
+WITHOUT = {"TESTS_DO_WITHOUT": "numba matplotlib"}
 
 
 class Ended(NamedTuple):
@@ -78,6 +85,7 @@ def begin_training(
     command that each rank is started by.
     """
     command = [sys.executable, "-m", program, "train", *map(str, words)]
+    without = {} if DIGITS in words else WITHOUT
     if n_ranks:
         tolerance = ["--with-ft", "ulfm"] if is_tolerant else []
         launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *tolerance]
@@ -86,7 +94,7 @@ def begin_training(
         return subprocess.Popen(
             command,
             cwd=folder,
-            env={**ENVIRONMENT, **(environment or {})},
+            env={**ENVIRONMENT, **without, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

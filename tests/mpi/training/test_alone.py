@@ -30,8 +30,10 @@ from tests.store.disks import mounted_tmpfs, run_as_root
 from .counting import Counting
 from .digits import build_model
 from .jobs import (
+    COUNTED_HERE,
     COUNTING,
     DIGITS,
+    IMPATIENT,
     begin_training,
     counts,
     end_job,
@@ -44,14 +46,9 @@ from .jobs import (
     write_numbers,
 )
 
-COUNTED: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "batch": 2}
+pytestmark = pytest.mark.usefixtures("undrawn")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Have matplotlib open its fonts, which it keeps open."""
-    path = tmp_path_factory.mktemp("fonts") / "curves.png"
-    draw([{"epoch": 1, "loss": 1.0}], str(path), print)
+COUNTED = COUNTED_HERE
 
 
 @pytest.fixture
@@ -60,9 +57,11 @@ def lists(tmp_path: Path) -> tuple[Path, Path]:
     return write_digits(tmp_path)
 
 
+@pytest.mark.usefixtures("fonts")
 def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
-    tmp_path: Path, lists: tuple[Path, Path]
+    tmp_path: Path, lists: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("overlapiter.mpi.training.outputs.draw", draw)
     out = tmp_path / "run"
     records = overlapiter.mpi.train(
         DIGITS, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=out
@@ -406,7 +405,7 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
     (tmp_path / "val.txt").write_text("v.h5\n")
     words = (COUNTING, write_numbers(tmp_path), "val.txt", "--batch", 2, "--epochs", 4000)
     fault = {"TRAINING_FAULT": "hung-validating:0:0", "TRAINING_WAIT_SECONDS": "0.01"}
-    job = begin_training(tmp_path, 0, *words, environment=fault)
+    job = begin_training(tmp_path, 0, *words, program=IMPATIENT, environment=fault)
     try:
         wait_until((tmp_path / "result" / "checkpoint.npz").exists)
         job.terminate()
@@ -416,26 +415,27 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
     assert "the same command goes on from here" in (tmp_path / "output.txt").read_text()
 
 
-@pytest.mark.parametrize("validation", ["inline", ""])
-def test_a_run_that_was_ended_amid_its_last_validation_goes_on_with_another_kind(
-    tmp_path: Path, validation: str
+def test_a_run_that_was_ended_amid_its_last_validation_goes_on_with_another_kind_or_none(
+    tmp_path: Path,
 ) -> None:
     write_file(tmp_path / "v.h5", [0, 1], [0, 0])
     listing, out = write_numbers(tmp_path), tmp_path / "result"
     words = (COUNTING, listing, tmp_path / "v.txt", "--batch", 2, "--epochs", 1)
     (tmp_path / "v.txt").write_text("v.h5\n")
     fault = {"TRAINING_FAULT": "hung-validating:0:0"}
-    job = begin_training(tmp_path, 0, *words, environment=fault)
+    job = begin_training(tmp_path, 0, *words, program=IMPATIENT, environment=fault)
     try:
         wait_until((out / "checkpoint.npz").exists)
         job.terminate()
         assert job.wait(60) == 143
     finally:
         end_job(job)
-    more = (tmp_path / "v.txt", "--validation", validation) if validation else ()
-    ended = run_training(tmp_path, 0, COUNTING, listing, *more, "--batch", 2, "--epochs", 1)
-    assert ended.exit_status == 0, ended.output
-    assert [("val_loss" in record) for record in epochs(out)] == [bool(validation)]
+    same: dict[str, Any] = {"batch": 2, "epochs": 1}
+    more: dict[str, Any] = {"val_files": tmp_path / "v.txt", "validation": "inline"}
+    for key, chosen in (("inline", more), ("none", {})):
+        shutil.copytree(out, tmp_path / key)
+        overlapiter.mpi.train(COUNTING, listing, **same, **chosen, out=tmp_path / key)
+        assert [("val_loss" in record) for record in epochs(tmp_path / key)] == [bool(chosen)]
 
 
 def test_a_run_that_was_stopped_early_while_later_epochs_were_validated_keeps_their_records(

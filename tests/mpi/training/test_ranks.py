@@ -9,18 +9,23 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
+import overlapiter.mpi
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
 from tests.chainer.scripts import ENVIRONMENT, wait_until
 
 from .jobs import (
     COUNTED,
+    COUNTED_HERE,
     COUNTING,
     DIGITS,
+    IMPATIENT,
+    WITHOUT,
     begin_training,
     counts,
     end_job,
@@ -34,16 +39,16 @@ from .jobs import (
     write_numbers,
 )
 
-pytestmark = NEEDS_MPIEXEC
+pytestmark = [*NEEDS_MPIEXEC, pytest.mark.usefixtures("undrawn")]
 
 TWICE = [2] * 100
-IMPATIENT = "tests.mpi.impatient"
 
 
 def test_one_worker_ends_with_the_weights_of_a_single_process_bit_for_bit(tmp_path: Path) -> None:
     lists = write_digits(tmp_path)
+    alone: dict[str, Any] = {"epochs": 2, "metrics": "accuracy", "out": tmp_path / "alone"}
+    overlapiter.mpi.train(DIGITS, *lists, **alone)
     words = (DIGITS, *lists, "--epochs", 2, "--metrics", "accuracy")
-    assert run_training(tmp_path, 0, *words, "--out", "alone").exit_status == 0
     assert run_training(tmp_path, 2, *words, "--out", "ranks").exit_status == 0
     assert same_weights(tmp_path / "alone", tmp_path / "ranks")
     for one, other in zip(epochs(tmp_path / "alone"), epochs(tmp_path / "ranks"), strict=True):
@@ -52,34 +57,21 @@ def test_one_worker_ends_with_the_weights_of_a_single_process_bit_for_bit(tmp_pa
         ]
 
 
-def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -> None:
+def test_every_example_is_used_once_per_epoch_by_three_workers_though_none_is_told_their_number(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "log").mkdir()
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--trace", "trace.json")
     log = {"TRAINING_LOG": str(tmp_path / "log"), "TRAINING_MEET": "3"}
-    ended = run_training(tmp_path, 4, *words, environment=log)
+    # As srun with PMIx starts them: alone each would write to the same directory.
+    unset = ("env", "-u", "OMPI_COMM_WORLD_SIZE")
+    ended = run_training(tmp_path, 4, *words, wrapper=unset, environment=log)
     assert ended.exit_status == 0, ended.output
     assert counts(tmp_path / "result") == TWICE
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
     assert ended.output.count("epoch") == 2
     assert "3 workers" in ended.output
     _check_trace(tmp_path)
-
-
-def test_a_run_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED)
-    for n_ranks, n_epochs in ((0, 1), (3, 2), (4, 3)):
-        ended = run_training(tmp_path, n_ranks, *words, "--epochs", n_epochs)
-        assert ended.exit_status == 0, ended.output
-    assert counts(tmp_path / "result") == [3] * 100
-
-
-def test_ranks_train_together_though_their_launcher_tells_no_size(tmp_path: Path) -> None:
-    # As srun with PMIx starts them: alone each would write to the same directory.
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
-    ended = run_training(tmp_path, 3, *words, wrapper=("env", "-u", "OMPI_COMM_WORLD_SIZE"))
-    assert ended.exit_status == 0, ended.output
-    assert "2 workers" in ended.output
-    assert counts(tmp_path / "result") == [1] * 100
 
 
 def _check_trace(folder: Path) -> None:
@@ -108,26 +100,29 @@ def test_a_killed_worker_returns_its_lease_and_no_example_is_lost_or_used_twice(
 
 
 @pytest.mark.parametrize(
-    ("deed", "rank", "n_masters", "words"),
+    ("deed", "rank", "n_ranks", "n_masters", "words"),
     [
-        ("kill", 2, 0, "process rank 2"),  # what the server says then, mpiexec may not pass on
-        ("interrupt", 2, 0, "rank 2 is interrupted"),
-        pytest.param("interrupt", 3, 2, "rank 3 is interrupted", marks=pytest.mark.slow),
+        ("kill", 2, (3, 4), 0, "process rank 2"),  # what the server says, mpiexec may not pass on
+        ("interrupt", 2, (3, 0), 0, "rank 2 is interrupted"),
+        pytest.param("interrupt", 3, (5, 5), 2, "rank 3 is interrupted", marks=pytest.mark.slow),
     ],
 )
-def test_without_fault_tolerance_the_next_start_goes_on_exactly_where_the_job_ended(
-    tmp_path: Path, deed: str, rank: int, n_masters: int, words: str
+def test_without_fault_tolerance_any_number_of_workers_goes_on_exactly_where_the_job_ended(
+    tmp_path: Path, deed: str, rank: int, n_ranks: tuple[int, int], n_masters: int, words: str
 ) -> None:
-    command = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--masters", n_masters)
-    n_ranks = 3 + n_masters
+    listing, out = write_numbers(tmp_path), tmp_path / "result"
+    overlapiter.mpi.train(COUNTING, listing, **COUNTED_HERE, epochs=1, out=out)
+    masters = ("--masters", n_masters) if n_masters else ()
+    command = (COUNTING, listing, *COUNTED, "--epochs", 3, *masters)
     fault = {"TRAINING_FAULT": f"{deed}:{rank}:20"}
-    ended = run_training(tmp_path, n_ranks, *command, environment=fault)
+    ended = run_training(tmp_path, n_ranks[0], *command, environment=fault)
     assert ended.exit_status in ((137,) if deed == "kill" else (1, 130, 143))
     assert words in ended.output
-    ended = run_training(tmp_path, n_ranks, *command)
+    assert "going on from the checkpoint" in ended.output
+    ended = run_training(tmp_path, n_ranks[1], *command)
     assert ended.exit_status == 0, ended.output
     assert "going on from the checkpoint" in ended.output
-    assert counts(tmp_path / "result") == TWICE
+    assert counts(out) == [3] * 100
 
 
 @pytest.mark.parametrize(
@@ -222,10 +217,10 @@ def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str)
     lists = write_digits(tmp_path)
     words = (DIGITS, *lists, "--epochs", 2, "--synchronous", "--validation", mode, "--metrics",
              "accuracy", "--piece-examples", 50, "--learning-rate", 0.01)  # fmt: skip
-    assert run_training(tmp_path, 4, *words, "--out", "ranks").exit_status == 0
+    assert run_training(tmp_path, 3, *words, "--out", "ranks").exit_status == 0
     (last,) = epochs(tmp_path / "ranks")[-1:]
     assert last["val_accuracy"] > 0.6
-    assert last["workers"] == 3
+    assert last["workers"] == 2
     # The sums do not depend on who has evaluated which piece.
     from overlapiter.mpi.training.data import Source, listed
     from overlapiter.mpi.training.model import builder_from, wrapped
@@ -280,9 +275,9 @@ def test_synchronous_workers_beyond_the_quorum_do_not_wait_for_it_when_the_run_s
 @pytest.mark.parametrize(
     ("fault", "is_tolerant", "n_masters", "reason"),
     [
-        ("stopped", False, 0, "silent for 10 s"),
-        pytest.param("stopped", True, 0, "silent for 10 s", marks=pytest.mark.slow),
-        pytest.param("stopped", False, 2, "silent for 10 s", marks=pytest.mark.slow),
+        ("stopped", False, 0, "silent for 3 s"),
+        pytest.param("stopped", True, 0, "silent for 3 s", marks=pytest.mark.slow),
+        pytest.param("stopped", False, 2, "silent for 3 s", marks=pytest.mark.slow),
         pytest.param("killed", True, 0, "its process has ended", marks=pytest.mark.slow),
         pytest.param("killed", True, 2, "its process has ended", marks=pytest.mark.slow),
     ],
@@ -294,11 +289,10 @@ def test_a_server_that_is_dead_or_stopped_ends_the_workers_with_a_message(
     write_file(tmp_path / "v.h5", [0, 1], [0, 0])
     (tmp_path / "val.txt").write_text("v.h5\n")
     words = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", "inline",
-             "--worker-timeout", 5, "--masters", n_masters)  # fmt: skip
-    environment = {"TRAINING_FAULT": f"{fault}-validating:0:0"}
-    ended = run_training(
-        tmp_path, 3 + n_masters, *words, is_tolerant=is_tolerant, environment=environment
-    )
+             "--worker-timeout", 2, "--masters", n_masters)  # fmt: skip
+    more: dict[str, Any] = {"program": IMPATIENT, "is_tolerant": is_tolerant}
+    more["environment"] = {"TRAINING_FAULT": f"{fault}-validating:0:0"}
+    ended = run_training(tmp_path, 3 + n_masters, *words, **more)
     assert ended.exit_status not in (0, None)
     assert f"the server, rank 0, is lost ({reason})" in ended.output
 
@@ -442,9 +436,10 @@ def test_a_server_that_hangs_without_being_stopped_ends_the_job_with_a_message(
 def test_a_run_that_is_refused_late_ends_with_the_exit_code_of_the_command_line(
     tmp_path: Path, is_tolerant: bool
 ) -> None:
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
-    assert run_training(tmp_path, 0, *words).exit_status == 0
-    ended = run_training(tmp_path, 3, *words, "--batch", 5, is_tolerant=is_tolerant)
+    listing, out = write_numbers(tmp_path), tmp_path / "result"
+    overlapiter.mpi.train(COUNTING, listing, **COUNTED_HERE, epochs=1, out=out)
+    words = (COUNTING, listing, *COUNTED, "--epochs", 1, "--batch", 5)
+    ended = run_training(tmp_path, 3, *words, is_tolerant=is_tolerant)
     assert ended.exit_status == 2
     assert ended.output.count("holds the checkpoint of a run with 2, not 5") == 1
 
@@ -583,6 +578,7 @@ def test_a_script_that_survives_deaths_ends_as_it_says_where_there_was_none(tmp_
     write_numbers(tmp_path)
     launcher = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "--with-ft", "ulfm")
     words = (*launcher, "-n", "2", sys.executable, "-c", SCRIPT)
-    ended = subprocess.run(words, cwd=tmp_path, env=ENVIRONMENT, timeout=100, check=False)
+    environment = ENVIRONMENT | WITHOUT
+    ended = subprocess.run(words, cwd=tmp_path, env=environment, timeout=100, check=False)
     assert ended.returncode == 3
     assert sorted(path.name for path in tmp_path.glob("ended*")) == ["ended0", "ended1"]
