@@ -11,9 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from overlapiter import OverlapIterator, Skip
+from overlapiter import OverlapIterator, Skip, Staging
 from overlapiter.errors import ExampleError, WorkerDiedError
 from tests.chainer.conftest import Maker
+from tests.chainer.faults import SourceFiles
 from tests.chainer.iterator_datasets import DeclaredCulprit, Pixels, Slow, indices_of
 from tests.chainer.scripts import (
     PROMPT_SECONDS,
@@ -64,24 +65,40 @@ def in_order(n: int, size: int, start: int = 0) -> list[list[int]]:
     return [[(start + 4 * k + j) % size for j in range(4)] for k in range(n)]
 
 
-@pytest.mark.parametrize("names", [["ovl-reader", "ovl-prefetcher"], ["ovl-supervisor"]])
-def test_workers_that_are_stopped_are_replaced_and_no_mini_batch_changes(
-    make_ours: Maker, names: list[str]
+def supervisor_of(iterator: OverlapIterator) -> psutil.Process:
+    child = iterator._pipeline._service._child
+    assert child.is_forked(PROMPT_SECONDS)
+    return psutil.Process(child.pid)
+
+
+def test_workers_that_are_stopped_are_replaced_and_an_example_that_stops_them_is_named(
+    source: SourceFiles, tmp_path: Path
 ) -> None:
-    iterator = make_ours(Slow(40), 4, shuffle=False, dataset_timeout=None)
-    taken = [indices_of(next(iterator)) for _ in range(3)]
-    found = workers()
-    victims = [found[name][0] for name in names if name in found]
-    assert len(victims) == len(names) or make_ours.kind == "overlap"  # which has no prefetchers
-    for victim in victims:
-        victim.suspend()
+    # It is given up beside the rest. Prefetchers that look for its files would be stopped as well.
+    options: dict[str, Any] = {"shuffle": False, "dataset_timeout": None}
+    bad = OverlapIterator(StopsItself(16), 4, bad_examples=Skip(1), n_processes=1, **options)
+    staging = Staging(tmp_path / "fast", source=source.folder, n_prefetchers=1, keep_free=0)
+    with bad, OverlapIterator(Slow(40), 4, staging=staging, n_processes=2, **options) as iterator:
+        assert [indices_of(next(iterator)) for _ in range(3)] == in_order(3, 40)
+        n_taken = 3
+        for names in (["ovl-reader", "ovl-prefetcher"], ["ovl-supervisor"]):
+            supervisor = supervisor_of(iterator)
+            wait_for_workers({"ovl-reader": 2, "ovl-prefetcher": 1}, supervisor)
+            found = {**workers(supervisor), "ovl-supervisor": [supervisor]}
+            victims = [found[name][0] for name in names]
+            for victim in victims:
+                victim.suspend()
+            # More than can be on their way at that moment, so that the stopped ones are needed.
+            taken = [indices_of(next(iterator)) for _ in range(57)]
+            assert taken == in_order(57, 40, start=4 * n_taken % 40)
+            n_taken += 57
+            assert are_gone(victims)
+        wait_for_workers({"ovl-reader": 2, "ovl-prefetcher": 1}, supervisor_of(iterator))
 
-    # More than can be on their way at that moment, so that the stopped ones are needed.
-    taken += [indices_of(next(iterator)) for _ in range(57)]
-
-    assert taken == in_order(60, 40)
-    assert are_gone(victims)
-    wait_until(lambda: len(workers().get("ovl-reader", [])) == 2)
+        with pytest.warns(match="example 5 could not be read"):
+            taken = [indices_of(next(bad)) for _ in range(3)]
+        assert taken == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+        assert "signal 9" in bad.skipped[0].reason
 
 
 def test_a_supervisor_that_is_stopped_does_not_keep_the_trainer_from_sending() -> None:
@@ -122,16 +139,6 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> N
         assert taken == in_order(30, 40)
         assert iterator.stats().workers_replaced == 0
         assert workers() == found
-
-
-def test_an_example_that_stops_its_readers_is_named() -> None:
-    # Prefetchers that look for its files would be stopped as well: much longer.
-    options = {"shuffle": False, "bad_examples": Skip(1), "n_processes": 1}
-    with OverlapIterator(StopsItself(16), 4, **options) as iterator:
-        with pytest.warns(match="example 5 could not be read"):
-            taken = [indices_of(next(iterator)) for _ in range(3)]
-        assert taken == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-        assert "signal 9" in iterator.skipped[0].reason
 
 
 def test_a_dead_reader_is_missed_though_a_process_of_the_dataset_keeps_its_channel(
