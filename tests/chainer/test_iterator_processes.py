@@ -188,24 +188,3 @@ def test_a_program_without_a_main_guard_works(tmp_path: Path) -> None:
     )
 
     assert (ended.stdout, ended.stderr) == ("once\n2\n", "")
-
-
-def test_a_dataset_of_the_main_module_works(tmp_path: Path) -> None:
-    ended = run_script(
-        tmp_path,
-        """
-        import overlapiter
-
-        class Squares:
-            def __len__(self):
-                return 6
-            def __getitem__(self, i):
-                return i * i
-
-        if __name__ == "__main__":
-            with overlapiter.OverlapIterator(Squares(), 3, shuffle=False, n_processes=2) as it:
-                print(next(it), next(it))
-        """,
-    )
-
-    assert (ended.stdout, ended.stderr) == ("[0, 1, 4] [9, 16, 25]\n", "")
