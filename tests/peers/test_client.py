@@ -268,12 +268,15 @@ def test_a_file_that_is_about_to_be_there_is_waited_for(
     assert asking.n_faults == 0
 
 
-def test_but_not_for_ever(ask: Callable[..., Asking], play: Callable[[Deed], Address]) -> None:
+def test_but_not_for_ever(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "_PATIENCE_SECONDS", 0.2)
     asking = ask(play(have_nothing))
     began = time.monotonic()
     asking.fetch(0, 1, is_coming=True)
     assert asking.came(1) == {0: None}
-    assert 0.5 < time.monotonic() - began < BOUNDED_SECONDS
+    assert 0.1 < time.monotonic() - began < BOUNDED_SECONDS
 
 
 def test_a_further_holder_is_asked_before_the_source_and_never_waited_for(
