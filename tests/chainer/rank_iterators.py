@@ -33,6 +33,7 @@ warnings.simplefilter("ignore")  # that ChainerMN's iterators are experimental
 synchronized = chainermn.iterators.create_synchronized_iterator
 
 N_IMAGES = 20
+N_SCATTERED = 22  # of which three ranks cannot have equal parts
 images = functools.partial(numbered_images, sys.argv[1])
 
 
@@ -219,7 +220,7 @@ def synchronized_workers(comm: Any, make: Make) -> Any:
 
 
 def scattered(comm: Any, make: Make, **options: Any) -> Any:
-    whole = images(N_IMAGES + 1) if comm.rank == 0 else None
+    whole = images(N_SCATTERED) if comm.rank == 0 else None
     part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=1, **options)
     once = make(part, 4, repeat=False)
     epochs = []
@@ -243,8 +244,8 @@ def scattered_equally(comm: Any, make: Make) -> Any:
 
 
 def scattered_by_index(comm: Any, make: Make) -> Any:
-    begin, end = chainermn.scatter_index(N_IMAGES + 1, comm, force_equal_length=False)
-    part = SubDataset(images(N_IMAGES + 1), begin, end)
+    begin, end = chainermn.scatter_index(N_SCATTERED, comm, force_equal_length=False)
+    part = SubDataset(images(N_SCATTERED), begin, end)
     return [indices_of(batch) for batch in make(part, 3, repeat=False)]
 
 

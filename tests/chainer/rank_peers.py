@@ -2,7 +2,7 @@
 
 Arguments: how the ranks find each other, the share of the files that a node has room for, what
 happens amid each epoch from the second one on: nothing, or a signal to a server; how many
-milliseconds the slow store takes to open a file.
+milliseconds the slow store takes to open a file: if several, there is a run for each.
 """
 
 import contextlib
@@ -23,8 +23,9 @@ from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.rank_side import forks, report
 
-N_FILES, FILE_BYTES, BATCH_SIZE, N_EPOCHS, SEED = 960, 4000, 4, 4, 7
+N_FILES, FILE_BYTES, BATCH_SIZE, N_EPOCHS, SEED = 480, 4000, 4, 4, 7
 _BLOCK_BYTES = 4096
+NAMES = [f"{number:04}" for number in range(N_FILES)]
 
 
 def content(number: int) -> bytes:
@@ -47,25 +48,31 @@ def whose(process: psutil.Process) -> list[str]:
 
 
 def main() -> None:
-    meeting, share, faults = sys.argv[1], float(sys.argv[2]), sys.argv[3].split(",")
     comm = overlapiter.mpi.create_communicator("naive")
-    folder, node = Path("source"), os.environ["OVERLAPITER_NODE"]
-    names = [f"{number:04}" for number in range(N_FILES)]
+    folder = Path("source")
     if comm.rank == 0:
         folder.mkdir()
-        for number, name in enumerate(names):
+        for number, name in enumerate(NAMES):
             (folder / name).write_bytes(content(number))
             os.utime(folder / name, (1e9, 1e9))  # a file that has just changed is not trusted
     comm.mpi_comm.Barrier()
+    runs = [run(comm, folder, float(open_ms) / 1e3) for open_ms in sys.argv[4].split(",")]
+    report(comm, {"runs": runs, "forks": forks})
+
+
+def run(comm: Any, folder: Path, open_seconds: float) -> dict[str, Any]:
+    """Train all epochs; return what this rank finds."""
+    meeting, share, faults = sys.argv[1], float(sys.argv[2]), sys.argv[3].split(",")
+    node = os.environ["OVERLAPITER_NODE"]
     results: dict[str, Any] = {"reads": [], "not asked": [], "wrong": 0}
-    store = SlowStore(folder.resolve(), float(sys.argv[4]) / 1e3, math.inf)
+    store = SlowStore(folder.resolve(), open_seconds, math.inf)
     with OverlapIterator(
-        attach(DeclaredFiles(folder.resolve(), names), store),
+        attach(DeclaredFiles(folder.resolve(), NAMES), store),
         BATCH_SIZE,
         n_processes=1,
         order_sampler=overlapiter.scatter_order(comm, SEED),
         staging=Staging(
-            f"fast-{node}",
+            f"fast-{node}-{open_seconds}",
             source=folder,
             capacity=int(share * N_FILES * _BLOCK_BYTES),
             keep_free=0,
@@ -90,7 +97,7 @@ def main() -> None:
         results |= {"peer": stats.files_peer, "faults": stats.peer_faults}
         results |= {"replaced": stats.workers_replaced}
         comm.mpi_comm.Barrier()
-    report(comm, {**results, "forks": forks})
+    return results
 
 
 if __name__ == "__main__":

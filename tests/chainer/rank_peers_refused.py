@@ -1,12 +1,12 @@
 """Runs under mpiexec: one rank of a job with peers cannot take part, or has other data.
 
-Argument: what is wrong: the place of its staging directory, the pickling of its dataset, the number
-of its examples, its source.
+What is wrong: the place of its staging directory, the pickling of its dataset, the number of its
+examples, its source; one after another.
 """
 
-import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import overlapiter
 import overlapiter.mpi
@@ -17,18 +17,13 @@ from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.rank_side import report
 
 
-def main() -> None:
-    comm = overlapiter.mpi.create_communicator("naive")
-    wrong = sys.argv[1] if comm.rank else ""
+def refused(comm: Any, kind: str) -> tuple[str, str]:
+    """Return the error of this rank, and its text."""
+    wrong = kind if comm.rank else ""
     folder = Path("other" if wrong == "source" else "source")
-    if comm.rank == 0 or wrong == "source":
-        folder.mkdir()
-        (folder / "only").write_bytes(b"x")
-    comm.mpi_comm.Barrier()
     dataset = DeclaredFiles(folder.resolve(), ["only"] * (1 + (wrong == "number")))
     if wrong == "pickling":
         dataset.lock = threading.Lock()
-    meeting.PATIENCE_SECONDS = 20.0
     try:
         OverlapIterator(
             dataset,
@@ -39,11 +34,22 @@ def main() -> None:
                 "not-mounted/me" if wrong == "place" else f"fast-{comm.rank}",
                 source=folder,
                 keep_free=0,
-                peers="meeting" if sys.argv[1] == "pickling" else comm,
+                peers="meeting" if kind == "pickling" else comm,
             ),
         )
     except OverlapError as error:
-        report(comm, {"error": type(error).__name__, "text": str(error)})
+        return type(error).__name__, str(error)
+    raise AssertionError(f"{kind}: it takes part")
+
+
+def main() -> None:
+    comm = overlapiter.mpi.create_communicator("naive")
+    folder = Path("other" if comm.rank else "source")
+    folder.mkdir()
+    (folder / "only").write_bytes(b"x")
+    comm.mpi_comm.Barrier()
+    meeting.PATIENCE_SECONDS = 20.0
+    report(comm, {kind: refused(comm, kind) for kind in ("place", "pickling", "number", "source")})
 
 
 if __name__ == "__main__":

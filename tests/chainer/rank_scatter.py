@@ -110,7 +110,7 @@ def begun(comm: Any) -> Any:
         again.maybe_load(own)
         load_npz("begun.npz", of_rank_0)
         results["resumed"] = [taken(own, 25), taken(of_rank_0, 25)]
-    return results | agreement(comm)
+    return results | agreement(comm) | {"peers": with_peers(comm)}
 
 
 def resumed(comm: Any) -> Any:

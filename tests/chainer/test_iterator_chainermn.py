@@ -12,7 +12,7 @@ from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, check_staged, run_job
 
 pytestmark = NEEDS_MPIEXEC
 
-N_IMAGES = 20
+N_RANKS, N_IMAGES, N_SCATTERED = 3, 20, 22
 
 MULTI_NODE = ("multi_node_ragged_batches", "multi_node_once")
 SYNCHRONIZED = ("synchronized_whole_batches", "synchronized_once_ragged_batches")
@@ -61,19 +61,13 @@ class Findings:
         return [rank[kind][check] for rank in self.ranks]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(2, marks=pytest.mark.slow), 4],
-    ids=["2 ranks", "4 ranks"],
-)
-def job(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, image_folder: Path
-) -> Findings:
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory, image_folder: Path) -> Findings:
     """One job that has done every check."""
     folder = tmp_path_factory.mktemp("iterators")
-    ended = run_job("rank_iterators.py", request.param, folder, image_folder)
+    ended = run_job("rank_iterators.py", N_RANKS, folder, image_folder)
     assert ended.exit_status == 0, ended.output
-    assert len(ended.results) == request.param
+    assert len(ended.results) == N_RANKS
     return Findings(ended.results, folder)
 
 
@@ -210,7 +204,7 @@ def test_in_every_epoch_unequal_parts_are_disjoint_and_cover_everything(
 
     for epochs in zip(*ranks, strict=True):
         taken = [example for epoch in epochs for example in examples_of(epoch)]
-        assert sorted(taken) == list(range(N_IMAGES + 1))
+        assert sorted(taken) == list(range(N_SCATTERED))
     assert len(ranks[0]) == 5
 
 
@@ -219,8 +213,8 @@ def test_in_every_epoch_equal_parts_cover_everything(job: Findings) -> None:
 
     for epochs in zip(*ranks, strict=True):
         parts = [examples_of(epoch) for epoch in epochs]
-        assert {len(part) for part in parts} == {-(-(N_IMAGES + 1) // len(ranks))}
-        assert set(itertools.chain(*parts)) == set(range(N_IMAGES + 1))
+        assert {len(part) for part in parts} == {-(-N_SCATTERED // len(ranks))}
+        assert set(itertools.chain(*parts)) == set(range(N_SCATTERED))
 
 
 @BOTH
@@ -230,7 +224,7 @@ def test_parts_by_scattered_index_are_disjoint_and_cover_everything(
     ranks = job.of(kind, "scattered_by_index")
 
     taken = [example for batches in ranks for example in examples_of(batches)]
-    assert sorted(taken) == list(range(N_IMAGES + 1))
+    assert sorted(taken) == list(range(N_SCATTERED))
 
 
 def test_an_empty_dataset_has_examples_without_content(job: Findings) -> None:
@@ -260,7 +254,7 @@ def test_ranks_that_share_a_staging_directory_copy_each_file_once(
 
 
 def test_every_staged_file_is_whole(job: Findings, image_folder: Path) -> None:
-    assert check_staged(job.folder / "staging", image_folder) == N_IMAGES + 1
+    assert check_staged(job.folder / "staging", image_folder) == N_SCATTERED
 
 
 @pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])

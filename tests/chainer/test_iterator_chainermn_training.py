@@ -12,6 +12,7 @@ from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, Job, check_staged, run_job
 
 pytestmark = NEEDS_MPIEXEC
 
+N_RANKS = 3
 BOTH = pytest.mark.parametrize("kind", ["overlap", "staged"])
 
 
@@ -19,19 +20,13 @@ def all_equal(values: list[Any]) -> bool:
     return all(value == values[0] for value in values)
 
 
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(2, marks=pytest.mark.slow), 4],
-    ids=["2 ranks", "4 ranks"],
-)
-def ranks(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, image_folder: Path
-) -> list[Any]:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory, image_folder: Path) -> list[Any]:
     """What each rank found in a job with a training for each kind of iterator."""
     folder = tmp_path_factory.mktemp("training")
-    ended = run_job("rank_training.py", request.param, folder, "whole", image_folder)
+    ended = run_job("rank_training.py", N_RANKS, folder, "whole", image_folder)
     assert ended.exit_status == 0, ended.output
-    assert len(ended.results) == request.param
+    assert len(ended.results) == N_RANKS
     check_staged(folder / "staging", image_folder)
     return ended.results
 

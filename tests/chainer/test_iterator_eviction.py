@@ -98,7 +98,7 @@ def watched(*directories: Path) -> Iterator[list[list[int]]]:
         sizes.append(data_on_disk(directory))
 
 
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9])
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_of_fresh_shuffles_no_more_is_read_again_than_belady_would(
     tmp_path: Path, share: float
 ) -> None:

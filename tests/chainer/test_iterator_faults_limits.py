@@ -12,7 +12,7 @@ from tests.chainer.scripts import run_script
 
 #: Begins every program: mini-batches of files in ``source``, and that they are right.
 BEGIN = """
-    import os, resource, tempfile, time, warnings
+    import os, resource, shutil, tempfile, time, warnings
     from multiprocessing import forkserver, resource_tracker
     import numpy as np
     import overlapiter
@@ -179,23 +179,21 @@ it.finalize()
 # --- descriptors ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "n_processes=4, staging=staging(n_prefetchers=1, reads_in_flight=256)",
-        "n_processes=4, staging=staging(n_prefetchers=4, reads_in_flight=64, capacity=10**8)",
-        "n_processes=80",
-        "n_processes=40, staging=staging(n_prefetchers=20)",
-        "n_processes=2, staging=staging(n_prefetchers=1)",
-    ],
-)
-def test_with_64_descriptors_less_is_done_at_once(tmp_path: Path, options: str) -> None:
-    body = f"""
-with make({options}) as it:
-    take(it)
-    stats = it.stats()
-assert stats.workers_replaced == 0, stats
-assert it.staging is None or stats.files_staged == N_FILES, stats
+def test_with_64_descriptors_less_is_done_at_once(tmp_path: Path) -> None:
+    body = """
+for n_readers, options in (
+    (4, {"n_prefetchers": 1, "reads_in_flight": 256}),
+    (4, {"n_prefetchers": 4, "reads_in_flight": 64, "capacity": 10**8}),
+    (80, None),
+    (40, {"n_prefetchers": 20}),
+    (2, {"n_prefetchers": 1}),
+):
+    shutil.rmtree("fast", ignore_errors=True)
+    with make(n_processes=n_readers, staging=options and staging(**options)) as it:
+        take(it)
+        stats = it.stats()
+    assert stats.workers_replaced == 0, stats
+    assert it.staging is None or stats.files_staged == N_FILES, stats
 """
     launcher = ("prlimit", "--nofile=64:64")
     assert_done(run(tmp_path, body, launcher))
@@ -237,24 +235,24 @@ it.finalize()
     assert_done(done)
 
 
-@pytest.mark.parametrize(
-    ("cause", "remedy"),
-    [
-        ('limit("NOFILE", 12)', "ulimit -n"),
-        ('tempfile.tempdir = "gone"', "TMPDIR"),
-        ('os.mkdir("here"); os.chdir("here"); os.rmdir("../here")', "working directory"),
-    ],
-)
-def test_what_keeps_the_workers_from_being_started_is_told_and_nothing_else(
-    tmp_path: Path, cause: str, remedy: str
-) -> None:
-    body = f"""
-{cause}
-try:
-    overlapiter.OverlapIterator(Pixels(8), 4)
-    raise AssertionError
-except PipelineError as error:
-    assert "{remedy}" in str(error), error
+def test_what_keeps_the_workers_from_being_started_is_told_and_nothing_else(tmp_path: Path) -> None:
+    body = """
+def check(remedy):
+    try:
+        overlapiter.OverlapIterator(Pixels(8), 4)
+        raise AssertionError
+    except PipelineError as error:
+        assert remedy in str(error), error
+
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (12, hard))
+check("ulimit -n")
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+tempfile.tempdir = "gone"
+check("TMPDIR")
+tempfile.tempdir = None
+os.mkdir("here"); os.chdir("here"); os.rmdir("../here")
+check("working directory")
 """
     assert_done(run(tmp_path, body))
 
@@ -277,24 +275,18 @@ def as_user() -> tuple[str, ...]:
     return AS_USER
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "n_processes=30",
-        "n_processes=1, staging=staging(n_prefetchers=1, reads_in_flight=64)",
-        "n_processes=2, staging=staging(n_prefetchers=2, reads_in_flight=64)",
-    ],
-)
-def test_with_room_for_few_processes_and_threads_less_is_done_at_once(
-    tmp_path: Path, options: str
-) -> None:
-    body = f"""
+def test_with_room_for_few_processes_and_threads_less_is_done_at_once(tmp_path: Path) -> None:
+    body = """
 with tempfile.TemporaryDirectory() as folder:  # others may not enter that of the test
     os.chdir(folder)
-    with make({options}) as it:
-        take(it)
-        stats = it.stats()
-    assert it.staging is None or stats.files_staged == N_FILES, stats
+    for n_readers, n_prefetchers in ((30, 0), (1, 1), (2, 2)):
+        options = {"n_prefetchers": n_prefetchers, "reads_in_flight": 64}
+        shutil.rmtree("fast", ignore_errors=True)
+        chosen = staging(**options) if n_prefetchers else None
+        with make(n_processes=n_readers, staging=chosen) as it:
+            take(it)
+            stats = it.stats()
+        assert it.staging is None or stats.files_staged == N_FILES, stats
     os.chdir("/")
 """
     assert_done(run(tmp_path, body, (*as_user(), "prlimit", "--nproc=12:12")))

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.chainer.faults import SourceFiles
 from tests.chainer.scripts import Program, kill_all, wait_until, workers
@@ -64,11 +63,10 @@ def test_two_iterators_of_one_program_share_a_directory(
     assert train.warnings == validation.warnings == []
 
 
-@pytest.mark.parametrize("capacity", [None, 10**8])
 def test_a_job_that_is_killed_while_it_copies_leaves_its_files_to_the_others(
-    source: SourceFiles, tmp_path: Path, capacity: int | None
+    source: SourceFiles, tmp_path: Path
 ) -> None:
-    fast = tmp_path / "fast"
+    fast, capacity = tmp_path / "fast", 10**8
     path = source.folder / source.names[5]
     with Program(tmp_path, OTHER_JOB.format(capacity=capacity)) as program:
         with held_back(path), source.iterate(fast, capacity=capacity) as run:

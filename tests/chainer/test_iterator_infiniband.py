@@ -20,10 +20,10 @@ pytestmark = NEEDS_MPIEXEC
 
 
 @pytest.mark.skipif(not CAN_FORBID, reason="the numbers of the system calls are not known")
-@pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_with_the_forkserver_before_mpi_the_kernel_may_forbid_processes_from_then_on(
-    tmp_path: Path, image_folder: Path, n_ranks: int
+    tmp_path: Path, image_folder: Path
 ) -> None:
+    n_ranks = 3
     ended = run_job("rank_safety.py", n_ranks, tmp_path, "early", image_folder)
 
     assert ended.exit_status == 0, ended.output

@@ -148,7 +148,7 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
         thread.start()
         n_interrupts = 0
         try:
-            while len(taken) < 200 or n_interrupts <= 10:
+            while len(taken) < 100 or n_interrupts <= 10:
                 try:
                     is_taking = True
                     batch = next(iterator)

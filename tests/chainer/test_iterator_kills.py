@@ -85,10 +85,9 @@ def wait_and_kill(name: str) -> None:
     wait_until(lambda: kill_one(name, signal.SIGKILL, random.Random(0)))
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV])
 @pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
 def test_a_worker_that_is_killed_now_and_then_changes_no_mini_batch(
-    iterator: OverlapIterator, folder: Path, name: str, signal_number: int
+    iterator: OverlapIterator, folder: Path, name: str
 ) -> None:
     if name == "ovl-prefetcher" and iterator.staging is None:
         pytest.skip("there are none")
@@ -98,6 +97,7 @@ def test_a_worker_that_is_killed_now_and_then_changes_no_mini_batch(
     n_killed = 0
     for step in range(26):
         if step % 4 == 1 and step < 18:
+            signal_number = (signal.SIGKILL, signal.SIGSEGV)[n_killed % 2]
             n_killed += kill_one(name, signal_number, numbers)
         assert content(next(iterator)) == expected[step]
     assert n_killed >= 2

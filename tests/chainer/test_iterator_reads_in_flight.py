@@ -86,7 +86,7 @@ def test_prefetchers_beyond_the_cores_start_where_the_datasets_code_is_asked(man
         return len(workers().get("ovl-prefetcher", []))
 
     with iterate(many, tmp_path / "one", slow, n_prefetchers=n_prefetchers) as iterator:
-        for _ in range(N_FILES // BATCH_SIZE):
+        for _ in range(40):
             next(iterator)
         assert n_processes() == N_CORES
         assert iterator.stats().opens_source == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from chainer.serializers import load_npz, save_npz
 from overlapiter import OverlapIterator, Staging
 from overlapiter.order import seeded_order
 from tests.chainer.iterator_datasets import Augmented, numbered_images
-from tests.chainer.test_iterator_kills import content, kill_one
+from tests.chainer.test_iterator_kills import content, wait_and_kill
 from tests.conftest import make_images
 
 N_IMAGES = 30
@@ -60,53 +59,49 @@ def test_every_example_of_every_epoch_is_another_and_has_its_place(expected: lis
         assert order == seeded_order(11, epoch, N_IMAGES).tolist()
 
 
-@pytest.mark.parametrize("n_processes", [2, 7])
-def test_the_number_of_readers_changes_nothing(
-    folder: Path, expected: list[Any], n_processes: int
-) -> None:
+def test_the_number_of_readers_changes_nothing(folder: Path, expected: list[Any]) -> None:
+    n_processes = 7
     np.random.seed(n_processes)  # the global state of the trainer has no say, either
     random.seed(n_processes)
     with make(folder, n_processes, n_prefetch=n_processes) as iterator:
         assert take(iterator) == expected
 
 
-@pytest.mark.parametrize("n_prefetchers", [1, 3])
 def test_staging_and_the_number_of_prefetchers_change_nothing(
-    folder: Path, tmp_path: Path, expected: list[Any], n_prefetchers: int
+    folder: Path, tmp_path: Path, expected: list[Any]
 ) -> None:
-    staging = Staging(tmp_path / "fast", source=folder, n_prefetchers=n_prefetchers, keep_free=0)
-    for _ in range(2):  # nothing staged before, and everything
-        with make(folder, 2, staging=staging) as iterator:
+    for n_prefetchers in (3, 1):  # nothing staged before, and everything
+        options = {"source": folder, "n_prefetchers": n_prefetchers, "keep_free": 0}
+        with make(folder, 2, staging=Staging(tmp_path / "fast", **options)) as iterator:
             assert take(iterator) == expected
             assert iterator.stats().opens_source == 0
 
 
-@pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
 def test_workers_that_are_killed_change_nothing(
-    folder: Path, tmp_path: Path, expected: list[Any], name: str
+    folder: Path, tmp_path: Path, expected: list[Any]
 ) -> None:
     staging = Staging(tmp_path / "fast", source=folder, n_prefetchers=2, keep_free=0)
-    numbers = random.Random(2)
-    n_killed = 0
+    names = {2: "ovl-reader", 5: "ovl-prefetcher", 8: "ovl-supervisor", 11: "ovl-reader"}
     with make(folder, 2, staging=staging) as iterator:
         for step in range(N_BATCHES):
-            if step in (2, 6, 9):
-                n_killed += kill_one(name, signal.SIGKILL, numbers)
+            if step in names:
+                wait_and_kill(names[step])
             assert content(next(iterator)) == expected[step]
-    assert n_killed >= 2
 
 
-@pytest.mark.parametrize("n_taken", [1, 3, 6])
 def test_a_snapshot_in_the_middle_of_an_epoch_is_resumed_exactly(
-    folder: Path, tmp_path: Path, expected: list[Any], n_taken: int
+    folder: Path, tmp_path: Path, expected: list[Any]
 ) -> None:
+    places = (1, 3, 6)
     with make(folder, 2) as first:
-        assert take(first, n_taken) == expected[:n_taken]
-        save_npz(tmp_path / "snapshot.npz", first)
-        assert take(first, 2) == expected[n_taken : n_taken + 2]
-    with make(folder, 3) as second:
-        load_npz(tmp_path / "snapshot.npz", second)
-        assert take(second, N_BATCHES - n_taken) == expected[n_taken:]
+        for step in range(8):
+            if step in places:
+                save_npz(tmp_path / f"{step}.npz", first)
+            assert content(next(first)) == expected[step]
+    for n_taken in places:
+        with make(folder, 3) as second:
+            load_npz(tmp_path / f"{n_taken}.npz", second)
+            assert take(second, 8) == expected[n_taken : n_taken + 8]
 
 
 def test_copies_and_resets_go_on_from_the_same_seed(folder: Path, expected: list[Any]) -> None:

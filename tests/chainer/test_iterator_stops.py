@@ -11,9 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from overlapiter import OverlapIterator, Skip
+from overlapiter import OverlapIterator, Skip, Staging
 from overlapiter.errors import ExampleError, WorkerDiedError
 from tests.chainer.conftest import Maker
+from tests.chainer.faults import SourceFiles
 from tests.chainer.iterator_datasets import DeclaredCulprit, Pixels, Slow, indices_of
 from tests.chainer.scripts import (
     PROMPT_SECONDS,
@@ -64,23 +65,40 @@ def in_order(n: int, size: int, start: int = 0) -> list[list[int]]:
     return [[(start + 4 * k + j) % size for j in range(4)] for k in range(n)]
 
 
-@pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
-def test_a_worker_that_is_stopped_is_replaced_and_no_mini_batch_changes(
-    make_ours: Maker, name: str
+def supervisor_of(iterator: OverlapIterator) -> psutil.Process:
+    child = iterator._pipeline._service._child
+    assert child.is_forked(PROMPT_SECONDS)
+    return psutil.Process(child.pid)
+
+
+def test_workers_that_are_stopped_are_replaced_and_an_example_that_stops_them_is_named(
+    source: SourceFiles, tmp_path: Path
 ) -> None:
-    if name == "ovl-prefetcher" and make_ours.kind != "staged":
-        pytest.skip("there are none")
-    iterator = make_ours(Slow(40), 4, shuffle=False, dataset_timeout=None)
-    taken = [indices_of(next(iterator)) for _ in range(3)]
-    (victim, *_) = workers()[name]
-    victim.suspend()
+    # It is given up beside the rest. Prefetchers that look for its files would be stopped as well.
+    options: dict[str, Any] = {"shuffle": False, "dataset_timeout": None}
+    bad = OverlapIterator(StopsItself(16), 4, bad_examples=Skip(1), n_processes=1, **options)
+    staging = Staging(tmp_path / "fast", source=source.folder, n_prefetchers=1, keep_free=0)
+    with bad, OverlapIterator(Slow(40), 4, staging=staging, n_processes=2, **options) as iterator:
+        assert [indices_of(next(iterator)) for _ in range(3)] == in_order(3, 40)
+        n_taken = 3
+        for names in (["ovl-reader", "ovl-prefetcher"], ["ovl-supervisor"]):
+            supervisor = supervisor_of(iterator)
+            wait_for_workers({"ovl-reader": 2, "ovl-prefetcher": 1}, supervisor)
+            found = {**workers(supervisor), "ovl-supervisor": [supervisor]}
+            victims = [found[name][0] for name in names]
+            for victim in victims:
+                victim.suspend()
+            # More than can be on their way at that moment, so that the stopped ones are needed.
+            taken = [indices_of(next(iterator)) for _ in range(57)]
+            assert taken == in_order(57, 40, start=4 * n_taken % 40)
+            n_taken += 57
+            assert are_gone(victims)
+        wait_for_workers({"ovl-reader": 2, "ovl-prefetcher": 1}, supervisor_of(iterator))
 
-    # More than can be on their way at that moment, so that the stopped one is needed.
-    taken += [indices_of(next(iterator)) for _ in range(57)]
-
-    assert taken == in_order(60, 40)
-    assert are_gone([victim])
-    wait_until(lambda: len(workers().get("ovl-reader", [])) == 2)
+        with pytest.warns(match="example 5 could not be read"):
+            taken = [indices_of(next(bad)) for _ in range(3)]
+        assert taken == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+        assert "signal 9" in bad.skipped[0].reason
 
 
 def test_a_supervisor_that_is_stopped_does_not_keep_the_trainer_from_sending() -> None:
@@ -123,16 +141,6 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> N
         assert workers() == found
 
 
-def test_an_example_that_stops_its_readers_is_named(make_ours: Maker) -> None:
-    iterator = make_ours(StopsItself(16), 4, shuffle=False, bad_examples=Skip(1), n_processes=1)
-    if make_ours.kind == "staged":
-        pytest.skip("the prefetchers that look for its files are stopped as well: much longer")
-    with pytest.warns(match="example 5 could not be read"):
-        taken = [indices_of(next(iterator)) for _ in range(3)]
-    assert taken == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
-    assert "signal 9" in iterator.skipped[0].reason
-
-
 def test_a_dead_reader_is_missed_though_a_process_of_the_dataset_keeps_its_channel(
     tmp_path: Path,
 ) -> None:
@@ -152,34 +160,36 @@ def test_what_no_handler_catches_is_told_with_its_traceback(make_ours: Maker) ->
     assert indices_of(next(iterator)) == [8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "RuntimeError", "Exception"])
-def test_no_worker_prints_a_traceback_of_its_own(tmp_path: Path, error: str) -> None:
+def test_no_worker_prints_a_traceback_of_its_own(tmp_path: Path) -> None:
     done = run_script(
         tmp_path,
-        f"""
+        """
         import overlapiter
 
         class Bad(list):
             def __getitem__(self, i):
                 if i == 5:
-                    raise {error}("bad")
+                    raise self.error("bad")
                 return super().__getitem__(i)
 
         if __name__ == "__main__":
             data = Bad(range(16))
-            with overlapiter.OverlapIterator(data, 4, shuffle=False, n_processes=2) as iterator:
-                print(next(iterator))
-                try:
-                    next(iterator)
-                except BaseException as caught:
-                    print(type(caught).__name__)
-                print(next(iterator))
+            for data.error in (KeyboardInterrupt, SystemExit, RuntimeError, Exception):
+                with overlapiter.OverlapIterator(data, 4, shuffle=False, n_processes=2) as iterator:
+                    print(next(iterator))
+                    try:
+                        next(iterator)
+                    except BaseException as caught:
+                        print(type(caught).__name__)
+                    print(next(iterator))
         """,
     )
     assert done.returncode == 0
     assert done.stderr == ""
-    name = error if error in ("RuntimeError", "Exception") else "ExampleError"
-    assert done.stdout.splitlines() == ["[0, 1, 2, 3]", name, "[8, 9, 10, 11]"]
+    names = ["ExampleError", "ExampleError", "RuntimeError", "Exception"]
+    assert done.stdout.splitlines() == [
+        line for name in names for line in ("[0, 1, 2, 3]", name, "[8, 9, 10, 11]")
+    ]
 
 
 def test_the_paths_of_an_example_that_kills_its_readers_are_named(make_ours: Maker) -> None:

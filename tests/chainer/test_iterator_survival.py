@@ -79,23 +79,34 @@ class Declared(DatasetMixin):
             return np.array(int(file.read()))
 
 
-class Forks(DatasetMixin):
-    """Each example opens its file, undeclared, and forks; the child leaves ``dataset[i]``."""
+#: How a forked child leaves ``dataset[i]``, and with which exit status.
+WAYS: list[tuple[Any, int]] = [
+    ("returns", 0),
+    (SystemExit(), 0),
+    (SystemExit(3), 3),
+    (SystemExit("bye"), 1),
+    (ValueError("odd"), 1),
+]
 
-    def __init__(self, root: Path, how: Any) -> None:
-        self.root, self.how = str(root), how
+
+class Forks(DatasetMixin):
+    """Each example opens its file, undeclared, and forks; the children leave it in all ``WAYS``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
 
     def __len__(self) -> int:
         return 8
 
     def get_example(self, i: int) -> Any:
+        how, _ = WAYS[i % len(WAYS)]
         pid = os.fork()
         if not pid:
             with open(f"{self.root}/a{i}") as file:
                 i = int(file.read()) + 100
-            if self.how == "returns":
+            if how == "returns":
                 return np.array([i, i])
-            raise self.how
+            raise how
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         with open(f"{self.root}/a{i}") as file:
             return np.array([int(file.read()), status])
@@ -300,29 +311,20 @@ def test_an_example_that_cannot_be_unpickled_costs_its_mini_batch_and_no_memory(
 
 
 @pytest.mark.parametrize("is_staged", [False, True])
-@pytest.mark.parametrize(
-    ("how", "status"),
-    [
-        ("returns", 0),
-        (SystemExit(), 0),
-        (SystemExit(3), 3),
-        (SystemExit("bye"), 1),
-        (ValueError("odd"), 1),
-    ],
-)
 def test_a_process_that_the_dataset_forks_ends_with_the_example_and_answers_nothing(
-    tmp_path, how, status, is_staged
+    tmp_path, is_staged
 ):
     source = tmp_path / "source"
     source.mkdir()
     for i in range(8):
         (source / f"a{i}").write_text(str(i))
     staging = Staging(tmp_path / "fast", source=source, keep_free=0) if is_staged else None
-    dataset = Forks(source, how)
+    dataset = Forks(source)
     with OverlapIterator(dataset, 4, shuffle=False, n_processes=2, staging=staging) as iterator:
         for number in range(6):
             batch = [example.tolist() for example in next(iterator)]
-            assert batch == [[i, status] for i in range(8)[4 * (number % 2) :][:4]]
+            indices = range(8)[4 * (number % 2) :][:4]
+            assert batch == [[i, WAYS[i % len(WAYS)][1]] for i in indices]
         stats = iterator.stats()
     assert (stats.workers_replaced, stats.examples_skipped) == (0, 0)
 

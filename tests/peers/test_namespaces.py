@@ -18,7 +18,7 @@ import pytest
 from tests.chainer.scripts import ENVIRONMENT, wait_until
 
 PROGRAM = Path(__file__).parents[1] / "chainer/namespace_rank.py"
-N_FILES, N_EPOCHS = 400, 4
+N_FILES, N_EPOCHS = 240, 4
 #: Partitions of InfiniBand and virtual networks have such names.
 CABLE = "ib0.8001"
 
@@ -120,8 +120,8 @@ def test_hosts_find_each_other_and_read_each_file_once(hosts: list[str], tmp_pat
     with ranks(hosts, tmp_path) as processes:
         found = results(processes)
     reads = check_right(found)
-    # On busy cores a few answers come too late. Alone the hosts would read some 350 files again.
-    assert N_FILES <= sum(reads) <= 1.2 * N_FILES
+    # On busy cores a few answers come too late. Alone the hosts would read some 210 files again.
+    assert N_FILES <= sum(reads) <= 1.35 * N_FILES
 
 
 def test_a_cable_that_is_cut_and_joined_again_amid_training(

@@ -159,10 +159,10 @@ class Held:
         return index
 
 
-def waits_in_vain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Stats:
-    """Have three calls time out; return what is counted then."""
+def waits_in_vain(engine: Engine, monkeypatch: pytest.MonkeyPatch, seconds: float) -> Stats:
+    """Have three calls time out, each after so long; return what is counted then."""
     with monkeypatch.context() as patch:
-        patch.setattr("tests.support.engine.TIMEOUT_SECONDS", 0.4)
+        patch.setattr("tests.support.engine.TIMEOUT_SECONDS", seconds)
         for _ in range(3):
             with pytest.raises(WaitTimeoutError):
                 next(engine)
@@ -171,14 +171,14 @@ def waits_in_vain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Stats:
 
 def test_calls_that_time_out_are_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(Held(tmp_path), 1, n_readers=1) as engine:
-        start = waits_in_vain(engine, monkeypatch)
+        start = waits_in_vain(engine, monkeypatch, 0.1)
         (tmp_path / "dataset").touch()
         next(engine)
         first = engine.stats()
-        stalled = waits_in_vain(engine, monkeypatch)
+        stalled = waits_in_vain(engine, monkeypatch, 0.4)
         found = engine.pipeline.explain()
 
-    assert start.wait_seconds == start.wait_start_seconds == start.waiting_seconds >= 1.2
+    assert start.wait_seconds == start.wait_start_seconds == start.waiting_seconds >= 0.3
     assert first.wait_seconds > first.wait_start_seconds > start.wait_start_seconds
     assert first.waiting_seconds == 0
     assert stalled.waiting_seconds >= 1.2

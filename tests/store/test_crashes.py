@@ -28,7 +28,7 @@ def runs(directory: Path, *arguments: str) -> int:
 
 @pytest.mark.parametrize("kind", ["kill", "fail"])
 def test_some_calls_at_which_a_process_is_killed_or_that_fail_do_no_harm(tmp_path, kind):
-    assert runs(tmp_path, kind, "--sample", "50") == 50
+    assert runs(tmp_path, kind, "--sample", "20") == 20
 
 
 @pytest.mark.slow

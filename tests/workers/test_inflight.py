@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -28,6 +29,7 @@ def make(start: int = 64, least: int = LEAST, most: int = MOST) -> InFlight:
     return InFlight(start, least, most)
 
 
+@functools.cache
 def best_rate(store: tuple[float, float, int], jitter: float = 0.0) -> float:
     rates = []
     for n_reads in (LEAST, 8, 16, 32, 64, 128, MOST):
