@@ -30,6 +30,7 @@ from overlapiter.sharedmem.slots import MiniBatch, Views
 from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.launch import interrupts_held
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.supervisor.service import Service
 
@@ -327,6 +328,7 @@ class Pipeline:
                 f"Traceback in the supervisor:\n{message[2]}"
             )
 
+    @interrupts_held()  # else an interrupted start would count as a further death
     def _revive(self) -> None:
         """Start another supervisor and submit again what has not been taken."""
         self._check_open()

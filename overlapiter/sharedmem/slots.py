@@ -66,8 +66,9 @@ class SlotWriter:
             return (None if same else structure, [(LOOSE, leaf) for leaf in leaves])
         views = self._columns.get(slot)
         if views is None:
-            place = segment.memory, slot.offset_bytes
-            views = self._columns[slot] = column_arrays(self.layout, self.layout.n_rows, *place)
+            views = self._columns[slot] = column_arrays(
+                self.layout, self.layout.n_rows, segment.memory, slot.offset_bytes
+            )
         if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
             return None
         kinds = self.layout.kinds if same else leaf_kinds(structure)

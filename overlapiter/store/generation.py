@@ -64,10 +64,10 @@ def segments_of(generation: str) -> str:
 
 
 def segments_folder(directory: str) -> str:
-    """Return the folder of the segments in use below a staging directory, as far as it tells."""
+    """Return the folder of the segments in use; that of the first generation if the disk fails."""
     try:
         return segments_of(generation_of(directory))
-    except OSError:  # the disk is sick: what opens a segment meets that
+    except OSError:  # who opens a segment there meets the same
         return segments_of(os.path.join(root_of(directory), _FIRST))
 
 

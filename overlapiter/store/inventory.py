@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from . import segments
 from .extents import Extent
-from .generation import generation_of, index_path, segments_folder
+from .generation import generation_of, index_path, segments_of
 from .index import Cursor, Index
 from .limits import block_bytes_of
 from .tables import in_blocks, lower, surpluses, total_bytes
@@ -137,8 +137,8 @@ class Inventory:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self.folder = segments_folder(directory)
-        path = index_path(generation_of(directory))
+        generation = generation_of(directory)
+        self.folder, path = segments_of(generation), index_path(generation)
         os.stat(path)  # else it would be made
         disk = os.statvfs(directory)
         self.block_bytes = block_bytes_of(disk)

@@ -140,7 +140,7 @@ def half_done(directory: Path) -> list[str]:
     return [what for what, found in counts.items() if found]
 
 
-def test_a_run_that_ends_while_it_stages_leaves_nothing_half_done(tmp_path: Path) -> None:
+def test_a_run_that_ends_while_it_stages_leaves_next_to_nothing_half_done(tmp_path: Path) -> None:
     source = SourceFiles(tmp_path / "source", n_files=24, most_bytes=2_500_000)
     source.dataset = PartlyPathed(source.folder, source.names)
     fast = tmp_path / "fast"

@@ -91,7 +91,8 @@ class Child:
     def is_forked(self, timeout_seconds: float) -> bool:
         """Wait until the child is forked; return whether it has been within that time."""
         if not self.pid and is_ready(self._status_fd, select.POLLIN, timeout_seconds):
-            with contextlib.suppress(EOFError):  # the forkserver is gone, and will not fork it
+            # Were the pid lost, the exit code would be taken for it.
+            with interrupts_held(), contextlib.suppress(EOFError):  # it will not be forked
                 self.pid = forkserver.read_signed(self._status_fd)
         return bool(self.pid)
 
@@ -176,7 +177,7 @@ def _request(fds: list[int], data: bytes, preload: Sequence[str]) -> int:
 
     One that has just been killed is replaced as soon as it is seen as ended.
     """
-    deadline = time.monotonic() + _ENDING_SECONDS
+    pause_seconds = 0.002
     while True:
         status_fd = -1
         try:
@@ -187,9 +188,10 @@ def _request(fds: list[int], data: bytes, preload: Sequence[str]) -> int:
         except ConnectionError:
             if status_fd >= 0:
                 os.close(status_fd)
-            if time.monotonic() >= deadline:
+            if pause_seconds > _ENDING_SECONDS / 2:
                 raise
-            time.sleep(0.002)
+            time.sleep(pause_seconds)
+            pause_seconds *= 2
             _ensure_forkserver(preload)
 
 
@@ -268,24 +270,34 @@ def _explained() -> Iterator[None]:
 def interrupts_held() -> Iterator[None]:
     """Hold Ctrl-C back: nothing is left half-done here, and the forkserver starts without it.
 
-    The kernel may give the signal to another thread of this process, of NumPy for example: Python
-    runs its handler in the main one all the same.
+    The kernel may give the signal to another thread of this process, of NumPy for example, and
+    Python then runs its handler in the main one all the same: so another handler stands in for it.
     """
     resource_tracker.ensure_running()  # would end the hold, were it started inside
     came: list[tuple[Any, ...]] = []
-    handler = signal.getsignal(signal.SIGINT)
-    takes_place = callable(handler) and threading.current_thread() is threading.main_thread()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    pid, handler = os.getpid(), signal.getsignal(signal.SIGINT)
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    replaced = handler if is_main_thread and callable(handler) else None
+
+    def note(*arguments: Any) -> None:
+        if replaced is not None and os.getpid() != pid:  # another thread has forked meanwhile
+            replaced(*arguments)
+        came.append(arguments)
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        if takes_place:
-            signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+        if replaced is not None:
+            signal.signal(signal.SIGINT, note)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         yield
     finally:
-        if takes_place:
-            signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if came and callable(handler):
-            handler(*came[0])
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        finally:  # the handler of another signal may raise
+            if replaced is not None:
+                signal.signal(signal.SIGINT, replaced)
+        if replaced is not None and came:
+            replaced(*came[0])
 
 
 @contextlib.contextmanager
@@ -315,11 +327,10 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None and not _can_be_asked(server):
         os.close(server._forkserver_alive_fd)  # it ends once nothing has that open
+        if folder := os.path.dirname(server._forkserver_address):  # where Python puts the next one
+            os.makedirs(folder, 0o700, exist_ok=True)
         server._forkserver_pid = server._forkserver_address = None
         server._forkserver_alive_fd = None
-        settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-        if not os.path.isdir(settings.get("tempdir") or ""):
-            settings["tempdir"] = None  # another one is made
     if server._forkserver_pid is None and server._forkserver_address is None:
         wanted = list(server._preload_modules)
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
@@ -343,8 +354,11 @@ def _can_be_asked(server: Any) -> bool:
 def kill_stopped_forkserver(stops: Stops) -> None:
     """Kill a forkserver that is stopped, as it was at the last look, so that another one starts."""
     pid: int | None = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
-    if pid and stops.is_still_stopped(pid):
-        os.kill(pid, signal.SIGKILL)  # a child of this process until another one is started
+    if pid is not None and stops.is_still_stopped(pid):
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
+            # It fails where the program has waited for all its children: the pid may be another's.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ class Service:
         self._child: Child | None = None
         #: Of the first supervisor; another one finds files by relative paths where that did.
         self._prepared: dict[str, Any] | None = None
-        self._stops = Stops()
+        self._stops, self._server_stops = Stops(), Stops()
         #: Supervisors lost in a row; its owner sets it to 0 where one has done something.
         self.n_deaths = 0
         #: Whether a supervisor, at any time, has read the dataset; its owner sets it.
@@ -88,7 +88,6 @@ class Service:
         finally:
             theirs.close()
 
-    @interrupts_held()  # else an interrupted one would count as a further death
     def restart(self) -> None:
         """Start another supervisor in the place of one that was lost.
 
@@ -151,7 +150,7 @@ class Service:
         if child is None:
             return
         if not child.is_forked(0):
-            kill_stopped_forkserver(self._stops)
+            kill_stopped_forkserver(self._server_stops)
         elif self._stops.is_still_stopped(child.pid):
             child.kill()
 
@@ -163,16 +162,18 @@ class Service:
         with contextlib.suppress(ChannelClosedError, BlockingIOError):
             self.channel.send(("close",), wait=False)
         self.channel.close()
-        child, self._child = self._child, None
+        child = self._child
         try:
             # A forkserver that is still importing forks it later; it then finds its channel closed.
             if child.is_forked(_END_SECONDS) and not child.has_ended(_END_SECONDS):
                 child.kill()
                 child.has_ended(_END_SECONDS)
         except BaseException:
-            child.kill()  # an interrupt has ended the wait
+            if not child.has_ended(0):  # an interrupt has ended the wait
+                child.kill()
             raise
         finally:
+            self._child = None
             child.close()
 
     def close(self) -> None:
