@@ -152,7 +152,7 @@ ODD_ARRAYS: dict[str, Any] = {
 
 def test_arrays_of_every_kind_are_ordinary_arrays_of_ones_own(make_parallel: Maker) -> None:
     arrays = tuple(ODD_ARRAYS.values())
-    iterator = make_parallel(Values([arrays] * 4), 2, shuffle=False, shared_mem=100)
+    iterator = make_parallel(Values([arrays] * 4), 2, shuffle=False, shared_mem=1000)
 
     for _ in range(3):
         for example in next(iterator):
