@@ -190,7 +190,7 @@ class Epoch(_BaseDataLoaderIter):
         indices = as_indices(keys, self._counting)
         epochs = self._progress.epochs(self._position, len(indices))
         position = self._progress.number * self._order_size + self._position
-        self._pipeline.submit(IndexList(indices.tolist(), epochs.tolist(), position))
+        self._pipeline.submit(IndexList(indices.tolist(), epochs, position))
         self._position += len(indices)
 
     def _submit_all(self) -> None:

@@ -99,5 +99,5 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
         self._progress.count(keys)
         if self._seeded is not None:
             n = self._progress.position - position
-            self._seeded.epochs = iter(self._progress.epochs(position, n).tolist())
+            self._seeded.epochs = iter(self._progress.epochs(position, n))
         return keys

@@ -7,9 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils import data
 
 from overlapiter.errors import OptionError
@@ -73,9 +71,10 @@ class Progress:
         """Examples of the epoch before the next mini-batch."""
         return self.n_examples + (0 if self.scattered is None else self.scattered[1])
 
-    def epochs(self, position: int, n: int) -> NDArray[np.int64]:
+    def epochs(self, position: int, n: int) -> list[int]:
         """Return the epochs of ``n`` examples from a position on, for their random states."""
-        return self.number + (position + np.arange(n)) // self.epoch_size
+        size = self.epoch_size
+        return [self.number + at // size for at in range(position, position + n)]
 
 
 def _epoch_size_of(loader: data.DataLoader[Any]) -> int:

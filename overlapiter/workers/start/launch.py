@@ -169,10 +169,10 @@ def launch(
     ForkingPickler(buffer).dump(_ChildMain(main_module, arguments))
 
     with _forkserver_running(preload), _explained():
-        return Child(_request(list(fds), buffer.getvalue(), preload))
+        return Child(_request(list(fds), buffer.getvalue()))
 
 
-def _request(fds: list[int], data: bytes, preload: Sequence[str]) -> int:
+def _request(fds: list[int], data: bytes) -> int:
     """Send the forkserver what a child needs; return the descriptor on which it reports.
 
     One that has just been killed is replaced as soon as it is seen as ended.
@@ -192,7 +192,6 @@ def _request(fds: list[int], data: bytes, preload: Sequence[str]) -> int:
                 raise
             time.sleep(pause_seconds)
             pause_seconds *= 2
-            _ensure_forkserver(preload)
 
 
 def pickled(
