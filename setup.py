@@ -8,16 +8,20 @@ Where there is no compiler, the modules in C are left out: see docs/decisions.md
 """
 
 import configparser
+import sys
 
 import setuptools
+
+#: From 3.11 on the stable interface has buffers, and one build serves all versions.
+STABLE = [("Py_LIMITED_API", "0x030B0000")] if sys.version_info >= (3, 11) else []
 
 MODULES = [
     setuptools.Extension(
         f"overlapiter.{package}.{name}",
         [f"overlapiter/{package}/{name}.c"],
-        define_macros=[("Py_LIMITED_API", "0x030A0000")],
+        define_macros=STABLE,
         extra_compile_args=["-O3"],  # some Pythons are compiled without, and then so are modules
-        py_limited_api=True,
+        py_limited_api=bool(STABLE),
         optional=True,
     )
     for package, name in [("origins", "_bulk"), ("sharedmem", "_planes")]

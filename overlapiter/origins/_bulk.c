@@ -243,7 +243,7 @@ static int pool_init(Pool *pool, PyObject *arguments, PyObject *keywords)
     pthread_cond_init(&pool->answered, NULL);
     take_all(&pool->waiting);
     take_all(&pool->done);
-    Py_INCREF(pool); /* for its threads, and for ever */
+    Py_INCREF((PyObject *)pool); /* for its threads, and for ever */
     return 0;
 }
 
@@ -340,12 +340,59 @@ static PyObject *pool_give_back(Pool *pool, PyObject *Py_UNUSED(nothing))
     Py_RETURN_NONE;
 }
 
+/* What was read, as it lies in memory: `bytes` would be a copy. */
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    Py_ssize_t size;
+} Content;
+
+static PyTypeObject *content_type; /* for ever, as the threads are */
+
+static int content_lend(Content *content, Py_buffer *view, int flags)
+{
+    return PyBuffer_FillInfo(view, (PyObject *)content, content->data, content->size, 1, flags);
+}
+
+static void content_dealloc(Content *content)
+{
+    PyTypeObject *type = Py_TYPE((PyObject *)content);
+    free(content->data);
+    PyObject_Free(content);
+    Py_DECREF(type);
+}
+
+static PyType_Slot content_type_slots[] = {
+    {Py_bf_getbuffer, content_lend},
+    {Py_tp_dealloc, content_dealloc},
+    {0, NULL},
+};
+
+static PyType_Spec content_spec = {
+    "overlapiter.origins._bulk.Content", sizeof(Content), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, content_type_slots,
+};
+
+static PyObject *view_of(Read *read)
+{
+    PyObject *view;
+    Content *content;
+    if (!read->data)
+        Py_RETURN_NONE;
+    if (!(content = PyObject_New(Content, content_type)))
+        return NULL;
+    content->data = read->data;
+    content->size = read->size;
+    read->data = NULL; /* it is the content's now */
+    view = PyMemoryView_FromObject((PyObject *)content);
+    Py_DECREF(content);
+    return view;
+}
+
 static PyObject *tuple_of(Read *read)
 {
-    PyObject *data = Py_None;
-    if (!read->data)
-        Py_INCREF(data);
-    else if (!(data = PyBytes_FromStringAndSize(read->data, read->size)))
+    PyObject *data = view_of(read);
+    if (!data)
         return NULL;
     return Py_BuildValue("(OiiLLLLN)", read->token, read->error, read->fd, (long long)read->size,
                          (long long)read->mtime_ns, (long long)read->began_ns,
@@ -406,8 +453,10 @@ static PyType_Spec pool_spec = {
 static int fill_module(PyObject *module)
 {
     PyObject *type = PyType_FromSpec(&pool_spec);
-    if (!type)
+    if (!type || !(content_type = (PyTypeObject *)PyType_FromSpec(&content_spec))) {
+        Py_XDECREF(type);
         return -1;
+    }
     if (PyModule_AddObject(module, "Pool", type) < 0) {
         Py_DECREF(type);
         return -1;

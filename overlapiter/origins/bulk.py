@@ -26,7 +26,7 @@ class BulkRead(NamedTuple):
         mtime_ns: As :class:`.Original` has it.
         began_ns: When the source was asked, by ``time.monotonic_ns()``.
         ended_ns: When the last answer had come.
-        data: All of its bytes.
+        data: All of its bytes, as they lie in the memory into which they were read.
     """
 
     token: Any
@@ -36,7 +36,7 @@ class BulkRead(NamedTuple):
     mtime_ns: int
     began_ns: int
     ended_ns: int
-    data: bytes | None
+    data: memoryview | None
 
     def failure(self) -> OSError:
         """Return the error as the calls of ``os`` raise it."""

@@ -55,7 +55,7 @@ class Content(NamedTuple):
     """
 
     wanted: Wanted
-    data: bytes
+    data: bytes | memoryview
     mtime: int
     checksum: int
     outcome: Outcome
@@ -396,7 +396,7 @@ class _Reason(NamedTuple):
 
 
 def _content_of(
-    file: Wanted, data: bytes, mtime_ns: int, read_ns: int, release: Release
+    file: Wanted, data: bytes | memoryview, mtime_ns: int, read_ns: int, release: Release
 ) -> Content:
     """Return a small file that the source gave."""
     checksum = checksum_of(data, file.key, mtime_ns)

@@ -109,7 +109,7 @@ def _seed(key: int, size: int, mtime: int) -> int:
     return (key ^ size * 0x9E3779B97F4A7C15 ^ mtime * 0xC2B2AE3D27D4EB4F) & 0xFFFF_FFFF_FFFF_FFFF
 
 
-def checksum_of(data: bytes, key: int, mtime: int) -> int:
+def checksum_of(data: bytes | memoryview, key: int, mtime: int) -> int:
     """Return the checksum of the bytes of a file: a signed integer of 64 bits.
 
     Source: XXH3, https://xxhash.com; it tells accidents, not forgeries.

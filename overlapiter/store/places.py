@@ -38,13 +38,13 @@ class Place(NamedTuple):
     size: int
 
 
-def write_files(files: Sequence[tuple[Place, bytes]]) -> None:
+def write_files(files: Sequence[tuple[Place, bytes | memoryview]]) -> None:
     """Write small files to their places, those that follow each other in one call.
 
     Raises:
         OSError: The disk failed, or is full.
     """
-    stretches: list[tuple[Place, list[tuple[int, bytes]]]] = []
+    stretches: list[tuple[Place, list[tuple[int, bytes | memoryview]]]] = []
     end = None
     for place, data in sorted(files, key=lambda file: (file[0].segment.number, file[0].start)):
         _, segment, start, size_bytes = place

@@ -195,7 +195,7 @@ def write(fd: int, data: bytes | memoryview, start: int) -> None:
         rest = rest[written_bytes:]
 
 
-def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None:
+def write_many(fd: int, pieces: Sequence[tuple[int, bytes | memoryview]], start: int) -> None:
     """Write files to places that follow each other, with zeros between them.
 
     Args:
@@ -220,9 +220,11 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
         start += sum(size for size, _ in now)
 
 
-def _calls(pieces: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+def _calls(
+    pieces: Sequence[tuple[int, bytes | memoryview]],
+) -> Iterator[list[tuple[int, bytes | memoryview]]]:
     """Divide files among calls."""
-    now: list[tuple[int, bytes]] = []
+    now: list[tuple[int, bytes | memoryview]] = []
     n_bytes = 0
     for piece in pieces:
         n_bytes += piece[0]
