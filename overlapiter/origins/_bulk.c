@@ -333,10 +333,12 @@ static PyObject *pool_submit(Pool *pool, PyObject *arguments)
 
 static PyObject *pool_give_back(Pool *pool, PyObject *Py_UNUSED(nothing))
 {
+    Py_BEGIN_ALLOW_THREADS /* the thread that is woken may have this one's core first */
     pthread_mutex_lock(&pool->lock);
     pool->n_lent--;
     pthread_cond_signal(&pool->asked);
     pthread_mutex_unlock(&pool->lock);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
