@@ -36,7 +36,7 @@ from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, printable, tell
 from .crew import Crew, Part, parts_of
-from .origins import add_reading, origin_of, storage_options
+from .origins import add_reading, origin_of
 from .place import add_directory, chosen, opened, recorded, store_of
 
 _PART_FILES = 64
@@ -118,8 +118,7 @@ class _Report:
 
 
 def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:
-    options = storage_options(arguments)
-    sources = chosen(inventory, arguments.source, options, arguments.timeout)
+    sources = chosen(inventory, arguments, arguments.timeout)
     before = inventory.accounts()
     with contextlib.ExitStack() as stack:
         store = None
@@ -132,7 +131,7 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
                 )
             stack.enter_context(recorded(store, dict))
         for source in sources:
-            _check_files(_Verifier(inventory, source, options, arguments), store, report)
+            _check_files(_Verifier(inventory, source, arguments), store, report)
         report.begin(inventory.directory)
         _check_segments(inventory, before, store, report)
 
@@ -195,18 +194,12 @@ def _is_mounted(root: str) -> bool:
 class _Verifier:
     """Compares the staged files of a ``source`` with their checksums and their sources."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        source: Source,
-        options: dict[str, object],
-        arguments: argparse.Namespace,
-    ) -> None:
+    def __init__(self, inventory: Inventory, source: Source, arguments: argparse.Namespace) -> None:
         n_reads = arguments.reads_in_flight
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
-        origin = origin_of(source.root, options, n_reads, source.place)
+        origin = origin_of(source.root, arguments.storage_options, n_reads, source.place)
         self._crew = Crew[StagedFile, "list[Finding]"](
             origin, self._look_at, n_reads, arguments.timeout
         )

@@ -37,7 +37,7 @@ from . import advice, probe, sourcespeed
 from .console import CommandError, UsageError, at_least, is_terminal, seconds, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
-from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
+from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of
 from .place import existing_directory, new_directory
 
 _SECONDS = 20.0
@@ -124,11 +124,11 @@ def _plain(value: Any) -> Any:
 
 def _measured(arguments: argparse.Namespace) -> _Findings:
     """Measure what the source gives, and the disk, if one is named; look at this node."""
-    source, options = source_root(arguments.source), storage_options(arguments)
+    source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)
     origin: Origin = sourcespeed.UncachedOrigin()
     if is_url(source):
-        origin = origin_of(source, options, MAX_READS_IN_FLIGHT)
+        origin = origin_of(source, arguments.storage_options, MAX_READS_IN_FLIGHT)
     elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
         raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
     check_apart(source, [directory] if directory else [])

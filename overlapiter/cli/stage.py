@@ -38,7 +38,7 @@ from overlapiter.workers.plan import StagingPlan
 from .console import Names, Progress, UsageError, first_few, say, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
-from .origins import add_reading, add_storage_options, storage_options
+from .origins import add_reading, add_storage_options
 from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         validate=arguments.validate,
         reads_in_flight=arguments.reads_in_flight,
         n_prefetchers=1,  # this process
-        storage_options=storage_options(arguments),
+        storage_options=arguments.storage_options,
     )
     new_directory("--to", arguments.to)
     files = _listed(arguments)
