@@ -69,11 +69,8 @@ def begin_trace(
 ) -> Trace:
     """Make a trace file, in place of one that is there, and return its trace for this process.
 
-    Args:
-        path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
-        process_name: What the rows of this process are headed by.
-        rank: Of this process in the job; None for a job of one.
-        max_bytes: Bound of the file's size.
+    The rows of this process are headed by ``process_name``; the rest is as for :func:`trace`, but
+    that a rank of None stands for a job of one.
 
     Raises:
         OSError: It cannot be made.
@@ -392,12 +389,8 @@ def chosen_trace(wanted: str | os.PathLike[str] | Trace | None) -> tuple[Tracing
 def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing:
     """Return the trace for a process that is not its rank's first; :data:`OFF` where there is none.
 
-    So it is, too, where the file is gone, or cannot be written: what the others record remains.
-
-    Args:
-        file: The trace of the rank, if it has one.
-        process_name: What the rows of this process are headed by.
-        order: Processes of a rank are shown in this order.
+    So it is, too, where the file is gone, or cannot be written: what the others record remains. See
+    :class:`Trace` for the arguments.
     """
     if file is None:
         return OFF

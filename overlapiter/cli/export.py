@@ -92,11 +92,7 @@ class _RefusedError(Exception):
 def _copy(file: StagedFile, to: str, reader: ExtentReader, folders: set[str]) -> bool:
     """Write a file below a directory, through no link; return False if it is there already.
 
-    Args:
-        file: The file.
-        to: The directory.
-        reader: Reads its copy.
-        folders: That are known to be no links; more are added.
+    The folders that are known to be no links are noted.
 
     Raises:
         _RefusedError: Something else is in its place, or it would lie elsewhere.
