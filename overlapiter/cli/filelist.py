@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -69,10 +68,12 @@ def read_list(
     if not n_lines:
         raise UsageError(f"{called} is empty; give one path a line")
     n_looks = n_lines if is_file else 0 if is_url(source) else _LOOKS
-    is_file = is_file or functools.partial(_is_there, timeout_seconds)
 
     def is_name(line: bytes) -> bool:
-        return is_file(os.path.join(source, os.fsdecode(line)))
+        path = os.path.join(source, os.fsdecode(line))
+        if is_file is not None:
+            return is_file(path)
+        return answered(path, lambda: os.path.lexists(path), timeout_seconds)
 
     names = _names(lines, "no" if is_null else labels, called, is_name, n_looks)
     paths: dict[str, None] = {}
@@ -118,10 +119,6 @@ def _names(
             is_labelled = not (n_left and is_name(line))
             n_left = max(0, n_left - 1) if is_labelled else n_looks
         yield name if is_labelled else line
-
-
-def _is_there(timeout_seconds: float, path: str) -> bool:
-    return answered(path, functools.partial(os.path.lexists, path), timeout_seconds)
 
 
 def _read(name: str) -> bytes:
