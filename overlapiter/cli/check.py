@@ -53,11 +53,10 @@ Faults = dict[StagedFile, str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    add = parser.add_argument
     add_directory(parser, "check")
-    repair = "drop what is bad, and count bytes anew"
-    parser.add_argument("--repair", action="store_true", help=repair)
-    reading = "read the sources, too: takes as long as staging"
-    parser.add_argument("--checksum", action="store_true", help=reading)
+    add("--repair", action="store_true", help="drop what is bad, and count bytes anew")
+    add("--checksum", action="store_true", help="read the sources, too: takes as long as staging")
     add_reading(parser)
 
 

@@ -47,17 +47,17 @@ _FINDING_SHARE, _SOURCE_SHARE, _DISK_SHARE = 0.1, 0.65, 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    add = parser.add_argument
     add_list(parser, "files to measure with, as for stage (default: what is found below SRC)", "?")
-    source = "root of the files on the slow store"
-    parser.add_argument("--source", metavar="SRC", required=True, help=source)
-    parser.add_argument("--to", metavar="DIR", help="the staging directory, to measure its disk")
+    add("--source", metavar="SRC", required=True, help="root of the files on the slow store")
+    add("--to", metavar="DIR", help="the staging directory, to measure its disk")
     add_storage_options(parser)
     ranks = "training processes on this node, which share cores and reads (default: 1)"
-    parser.add_argument("--ranks", metavar="N", type=at_least(1), default=1, help=ranks)
+    add("--ranks", metavar="N", type=at_least(1), default=1, help=ranks)
     length = "how long to measure, about (default: %(default)g)"
-    parser.add_argument("--seconds", metavar="S", type=seconds, default=_SECONDS, help=length)
+    add("--seconds", metavar="S", type=seconds, default=_SECONDS, help=length)
     save = "write the JSON to this file, too, for `overlapiter plan`"
-    parser.add_argument("--save", metavar="PROFILE", help=save)
+    add("--save", metavar="PROFILE", help=save)
 
 
 class _Findings(NamedTuple):

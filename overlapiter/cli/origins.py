@@ -42,13 +42,12 @@ def json_object(name: str) -> dict[str, object]:
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Declare how a source is read, besides its options."""
+    add = parser.add_argument
     reads = "files to ask the source for at the same time (default: %(default)s)"
     n_reads = FIRST_READS_IN_FLIGHT
-    parser.add_argument(
-        "--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads
-    )
+    add("--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads)
     text = "leave out a file for which the source has no answer in so long (default: %(default)g s)"
-    parser.add_argument("--timeout", metavar="S", type=seconds, default=TIMEOUT_SECONDS, help=text)
+    add("--timeout", metavar="S", type=seconds, default=TIMEOUT_SECONDS, help=text)
 
 
 def origin_of(

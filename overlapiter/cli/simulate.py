@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch = "examples in a mini-batch of all ranks (default: 25 for each rank)"
     add("--global-batch", dest="global_batch_size", metavar="N", type=count, help=batch)
     add("--mean-size", metavar="MB", type=above_0, help="mean size of an example, in MB")
-    deviation = "standard deviation of the sizes, in MB"
-    add("--size-deviation", metavar="MB", type=float, help=deviation)
+    add("--size-deviation", metavar="MB", type=float, help="standard deviation of the sizes, in MB")
     add("--compute-rate", metavar="MB/S", type=above_0, help="what the trainer of a rank consumes")
     add("--preprocess-rate", metavar="MB/S", type=above_0, help="what a thread decodes")
     add("--network-rate", metavar="MB/S", type=above_0, help="between two nodes")
