@@ -130,12 +130,7 @@ def error_words(error: OSError | IndexBusyError | IndexDamagedError) -> str:
 class Progress:
     """A progress bar in a terminal; elsewhere a line each minute.
 
-    Args:
-        total: How many things there are to do.
-        unit: What they are, in the plural.
-
-    Attributes:
-        n_left: How many are to be done yet; the bar ends with the last one.
+    ``n_left`` is how many things are to be done yet; the bar ends with the last one.
     """
 
     def __init__(self, total: int, unit: str = "files") -> None:

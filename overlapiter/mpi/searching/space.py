@@ -69,9 +69,7 @@ class Space:
 def space_of(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Space:
     """Return the space that the tables of a TOML file describe.
 
-    Args:
-        tables: ``space`` and ``settings``.
-        given: Fixed settings that come before those of the tables.
+    The settings that are given come before those of the tables.
 
     Raises:
         OptionError: A name is unknown, or a value cannot work.
