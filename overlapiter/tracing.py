@@ -76,7 +76,8 @@ def begin_trace(
         OSError: It cannot be made.
     """
     begun_ns = time.time_ns() - time.monotonic_ns()
-    own_path = path_of_rank(os.path.abspath(path), rank or 0)
+    stem, ending = os.path.splitext(os.path.abspath(path))
+    own_path = f"{stem}.rank{rank}{ending}" if rank else f"{stem}{ending}"
     heading = "" if rank is None else f"rank {rank}: "
     file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)
     with contextlib.suppress(FileNotFoundError):
@@ -84,12 +85,6 @@ def begin_trace(
     fd = os.open(file.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(fd, b"[\n")
     return Trace(file, fd, process_name)
-
-
-def path_of_rank(path: str, rank: int) -> str:
-    """Return the path of a rank's file: rank 0 has the name that the user gave."""
-    stem, ending = os.path.splitext(path)
-    return f"{stem}.rank{rank}{ending}" if rank else path
 
 
 class Trace:
@@ -325,13 +320,10 @@ class NoTrace:
     def add(self, *_: object, **__: object) -> None:
         """Record nothing."""
 
-    instant = counter = name_row = flush = close = add
+    instant = counter = name_row = flush = close = __exit__ = add
 
     def __enter__(self) -> NoTrace:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 Tracing = Trace | NoTrace
