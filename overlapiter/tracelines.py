@@ -30,12 +30,7 @@ Event = tuple[str, str, str, int, int, str | Lasting, Mapping[str, Value]]
 
 
 class Lines:
-    """Makes the lines of this process. For one thread at a time.
-
-    Args:
-        rank: Of the process.
-        offset_ns: What is added to ``time.monotonic_ns()`` for a time of the trace.
-    """
+    """Makes the lines of this process, with the clock of the trace. For one thread at a time."""
 
     def __init__(self, rank: int, offset_ns: int) -> None:
         self._rank = rank

@@ -69,17 +69,15 @@ def begin_trace(
 ) -> Trace:
     """Make a trace file, in place of one that is there, and return its trace for this process.
 
-    Args:
-        path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
-        process_name: What the rows of this process are headed by.
-        rank: Of this process in the job; None for a job of one.
-        max_bytes: Bound of the file's size.
+    The rows of this process are headed by ``process_name``; the rest is as for :func:`trace`, but
+    that a rank of None stands for a job of one.
 
     Raises:
         OSError: It cannot be made.
     """
     begun_ns = time.time_ns() - time.monotonic_ns()
-    own_path = path_of_rank(os.path.abspath(path), rank or 0)
+    stem, ending = os.path.splitext(os.path.abspath(path))
+    own_path = f"{stem}.rank{rank}{ending}" if rank else f"{stem}{ending}"
     heading = "" if rank is None else f"rank {rank}: "
     file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)
     with contextlib.suppress(FileNotFoundError):
@@ -87,12 +85,6 @@ def begin_trace(
     fd = os.open(file.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(fd, b"[\n")
     return Trace(file, fd, process_name)
-
-
-def path_of_rank(path: str, rank: int) -> str:
-    """Return the path of a rank's file: rank 0 has the name that the user gave."""
-    stem, ending = os.path.splitext(path)
-    return f"{stem}.rank{rank}{ending}" if rank else path
 
 
 class Trace:
@@ -328,13 +320,10 @@ class NoTrace:
     def add(self, *_: object, **__: object) -> None:
         """Record nothing."""
 
-    instant = counter = name_row = flush = close = add
+    instant = counter = name_row = flush = close = __exit__ = add
 
     def __enter__(self) -> NoTrace:
         return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
 
 
 Tracing = Trace | NoTrace
@@ -392,12 +381,8 @@ def chosen_trace(wanted: str | os.PathLike[str] | Trace | None) -> tuple[Tracing
 def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing:
     """Return the trace for a process that is not its rank's first; :data:`OFF` where there is none.
 
-    So it is, too, where the file is gone, or cannot be written: what the others record remains.
-
-    Args:
-        file: The trace of the rank, if it has one.
-        process_name: What the rows of this process are headed by.
-        order: Processes of a rank are shown in this order.
+    So it is, too, where the file is gone, or cannot be written: what the others record remains. See
+    :class:`Trace` for the arguments.
     """
     if file is None:
         return OFF

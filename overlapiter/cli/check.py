@@ -22,7 +22,6 @@ import contextlib
 import errno
 import os
 from collections import defaultdict
-from typing import NamedTuple
 
 from overlapiter.options import directory_path
 from overlapiter.origins.origin import Original
@@ -36,7 +35,7 @@ from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, printable, tell
 from .crew import Crew, Part, parts_of
-from .origins import add_reading, origin_of, storage_options
+from .origins import add_reading, origin_of
 from .place import add_directory, chosen, opened, recorded, store_of
 
 _PART_FILES = 64
@@ -45,29 +44,19 @@ _CHUNK_BYTES = 1 << 20
 _GONE = {errno.ENOENT, errno.ENOTDIR}
 #: What the disk takes beyond the bytes of files, for its own lists of where they lie.
 _SLACK_SHARE, _SLACK_BYTES = 0.02, 1 << 20
-_DAMAGED = "damaged, not what was copied"
-_OUTDATED = "outdated, their sources have changed"
-_DIFFERENT = "not what their sources hold, though size and mtime are the same"
-_GONE_WORDS = "without a source, which was removed"
+#: How a fault begins for which a copy is not dropped.
 _UNKNOWN = "not compared, their sources cannot be read now"
-_NO_ANSWER = "the source has no answer; see whether it is mounted"
 
-
-class Finding(NamedTuple):
-    """What is wrong with a staged file; it is only bad if that is sure."""
-
-    file: StagedFile
-    fault: str
-    is_bad: bool = True
+#: What is wrong with staged files.
+Faults = dict[StagedFile, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    add = parser.add_argument
     add_directory(parser, "check")
-    repair = "drop what is bad, and count bytes anew"
-    parser.add_argument("--repair", action="store_true", help=repair)
-    reading = "read the sources, too: takes as long as staging"
-    parser.add_argument("--checksum", action="store_true", help=reading)
+    add("--repair", action="store_true", help="drop what is bad, and count bytes anew")
+    add("--checksum", action="store_true", help="read the sources, too: takes as long as staging")
     add_reading(parser)
 
 
@@ -118,8 +107,7 @@ class _Report:
 
 
 def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:
-    options = storage_options(arguments)
-    sources = chosen(inventory, arguments.source, options, arguments.timeout)
+    sources = chosen(inventory, arguments, arguments.timeout)
     before = inventory.accounts()
     with contextlib.ExitStack() as stack:
         store = None
@@ -132,29 +120,30 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
                 )
             stack.enter_context(recorded(store, dict))
         for source in sources:
-            _check_files(_Verifier(inventory, source, options, arguments), store, report)
+            _check_files(_Verifier(inventory, source, arguments), store, report)
         report.begin(inventory.directory)
         _check_segments(inventory, before, store, report)
 
 
 def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> None:
     """Look at the files of a source root; drop those that are bad if there is a store."""
-    n_seen, n_unseen, findings = verifier.run()
+    n_unseen, n_good, faults = verifier.run()
+    names: dict[str, list[str]] = defaultdict(list)
+    for file, fault in faults.items():
+        names[fault].append(file.name)
+    repaired = {fault for fault in names if store is not None and not fault.startswith(_UNKNOWN)}
     if store is not None:
-        bad = [finding.file.extent for finding in findings if finding.is_bad]
+        bad = [file.extent for file, fault in faults.items() if fault in repaired]
         for some in parts_of(bad, _DROPPED_AT_ONCE):
             store.drop(some)
     report.begin(verifier.source.root)
-    n_good = n_seen - len(findings)
     report.good(f"{count_words(n_good, 'file'):>14}", n_good, "file")
-    names: dict[tuple[str, bool], list[str]] = defaultdict(list)
-    for file, fault, is_bad in findings:
-        names[fault, store is not None and is_bad].append(file.name)
-    for (fault, is_repaired), some_names in names.items():
+    for fault, some_names in names.items():
         text = f"{fault}: {Names(sorted(some_names))}"
-        report.wrong(text, len(some_names), "file", is_repaired=is_repaired)
+        report.wrong(text, len(some_names), "file", is_repaired=fault in repaired)
     if n_unseen:
-        report.wrong(f"not looked at: {_NO_ANSWER}", n_unseen, "file")
+        text = "not looked at: the source has no answer; see whether it is mounted"
+        report.wrong(text, n_unseen, "file")
 
 
 def _check_segments(
@@ -195,68 +184,55 @@ def _is_mounted(root: str) -> bool:
 class _Verifier:
     """Compares the staged files of a ``source`` with their checksums and their sources."""
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        source: Source,
-        options: dict[str, object],
-        arguments: argparse.Namespace,
-    ) -> None:
+    def __init__(self, inventory: Inventory, source: Source, arguments: argparse.Namespace) -> None:
         n_reads = arguments.reads_in_flight
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
-        origin = origin_of(source.root, options, n_reads, source.place)
-        self._crew = Crew[StagedFile, "list[Finding]"](
-            origin, self._look_at, n_reads, arguments.timeout
-        )
+        origin = origin_of(source.root, arguments.storage_options, n_reads, source.place)
+        self._crew = Crew[StagedFile, Faults](origin, self._look_at, n_reads, arguments.timeout)
 
-    def run(self) -> tuple[int, int, list[Finding]]:
-        """Return how many files were looked at, how many were not, and what is wrong."""
-        findings: list[Finding] = []
-        n_seen = 0
+    def run(self) -> tuple[int, int, Faults]:
+        """Return how many files were not looked at, how many are good, and what is wrong."""
+        faults: Faults = {}
         files = self._inventory.files([self.source], order="place")
+        n_unseen = files.n_files
         parts = ({file.path: file for file in some} for some in parts_of(files, _PART_FILES))
         with Progress(files.n_files) as shown, contextlib.closing(self._crew.run(parts)) as done:
             for part, found in done:
-                if found is None:
-                    fault = f"{_UNKNOWN} ({self._crew.silence})"
-                    found = [Finding(file, fault, is_bad=False) for file in part.values()]
-                findings += found
-                n_seen += len(part)
+                silent = f"{_UNKNOWN} ({self._crew.silence})"
+                faults |= dict.fromkeys(part.values(), silent) if found is None else found
+                n_unseen -= len(part)
                 shown.advance(sum(file.extent.size for file in part.values()), len(part))
         # What jobs have replaced or evicted meanwhile is not wrong any more.
-        keys = [finding.file.extent.key for finding in findings]
+        keys = [file.extent.key for file in faults]
         there = set(self._inventory.files([self.source], keys=keys))
-        findings = [finding for finding in findings if finding.file in there]
-        return n_seen, files.n_files - n_seen, findings
+        faults = {file: fault for file, fault in faults.items() if file in there}
+        return n_unseen, files.n_files - n_unseen - len(faults), faults
 
-    def _look_at(self, part: Part[StagedFile]) -> list[Finding]:
-        found = []
+    def _look_at(self, part: Part[StagedFile]) -> Faults:
         with contextlib.closing(ExtentReader([self._inventory.directory])) as reader:
-            for file in part.values():
-                if not reader.is_right(file.extent):
-                    found.append(Finding(file, _DAMAGED))
-                elif finding := self._compared(file):
-                    found.append(finding)
-        return found
+            faults = {file: self._fault_of(file, reader) for file in part.values()}
+        return {file: fault for file, fault in faults.items() if fault}
 
-    def _compared(self, file: StagedFile) -> Finding | None:
-        """Compare a copy with its source; return what is wrong, if anything."""
+    def _fault_of(self, file: StagedFile, reader: ExtentReader) -> str:
+        """Look at a copy, and compare it with its source; return what is wrong, if anything."""
         extent, root = file.extent, self.source.root
+        if not reader.is_right(extent):
+            return "damaged, not what was copied"
         try:
             if self._crew.stat(file.path) != Original(extent.size, extent.mtime):
-                return Finding(file, _OUTDATED)
+                return "outdated, their sources have changed"
             if self._is_reading and self._checksum_of_source(file) != extent.checksum:
-                return Finding(file, _DIFFERENT)
+                return "not what their sources hold, though size and mtime are the same"
         except OSError as error:
             reason = error.strerror or str(error)
             if error.errno in _GONE:
                 if is_url(root) or self._crew.ask(file.path, lambda: _is_mounted(root)):
-                    return Finding(file, _GONE_WORDS)
+                    return "without a source, which was removed"
                 reason = f"{root} is not there, empty or not readable: is it mounted?"
-            return Finding(file, f"{_UNKNOWN} ({reason})", is_bad=False)
-        return None
+            return f"{_UNKNOWN} ({reason})"
+        return ""
 
     def _checksum_of_source(self, file: StagedFile) -> int:
         checksum = Checksum(file.extent.key, file.extent.size, file.extent.mtime)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 
 from .console import tell
+from .origins import json_object
 
 _SHELLS = ("bash", "zsh", "tcsh")
 
@@ -30,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     parser = whole_parser()
     (commands,) = (each.choices for each in parser._actions if isinstance(each.choices, dict))
     for action in [action for command in commands.values() for action in command._actions]:
-        if action.nargs != 0 and action.type in (None, str) and not action.choices:
+        if action.nargs != 0 and action.type in (None, str, json_object) and not action.choices:
             action.complete = shtab.FILE  # the shell's own completion does not come after this one
     script = shtab.complete(parser, arguments.shell)
     tell(arguments, script, shell=arguments.shell, script=script)

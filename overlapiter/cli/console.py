@@ -130,12 +130,7 @@ def error_words(error: OSError | IndexBusyError | IndexDamagedError) -> str:
 class Progress:
     """A progress bar in a terminal; elsewhere a line each minute.
 
-    Args:
-        total: How many things there are to do.
-        unit: What they are, in the plural.
-
-    Attributes:
-        n_left: How many are to be done yet; the bar ends with the last one.
+    ``n_left`` is how many things are to be done yet; the bar ends with the last one.
     """
 
     def __init__(self, total: int, unit: str = "files") -> None:
@@ -231,18 +226,28 @@ def printable(name: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in name)
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
-    """Lay out a table; all columns but the first ``n_left`` are aligned to the right."""
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    n_left: int = 1,
+    width: int = _WIDEST,
+) -> str:
+    """Lay out a table; all columns but the first ``n_left`` are aligned to the right.
+
+    Without a head it has none. The last column is wrapped where it would be wider than all may be.
+    """
     from rich.console import Console  # takes a while
     from rich.table import Table
     from rich.text import Text
 
-    laid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
-    for number, name in enumerate(head):
-        side: Literal["left", "right"] = "left" if number < n_left else "right"
-        laid.add_column(Text(name), justify=side, no_wrap=True)
+    laid = Table(box=None, padding=(0, 3, 0, 0), pad_edge=False, show_header=bool(head))
+    names = head or [""] * len(rows[0])
+    for number, name in enumerate(names, 1):
+        side: Literal["left", "right"] = "left" if number <= n_left else "right"
+        laid.add_column(Text(name), justify=side, no_wrap=number < len(names))
     for row in rows:
         laid.add_row(*map(Text, row))
     shown = io.StringIO()
-    Console(file=shown, width=_WIDEST, color_system=None).print(laid)
+    Console(file=shown, width=width - 2, color_system=None).print(laid)
     return "\n".join(f"  {line.rstrip()}" for line in shown.getvalue().splitlines())

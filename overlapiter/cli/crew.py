@@ -195,25 +195,17 @@ class Crew(Generic[ItemT, ResultT]):
         finally:
             self._stop()
 
-    def _overdue(self) -> Iterator[tuple[str, Part[ItemT]]]:
-        """Give up threads that wait too long; give the file for which each does, and its part."""
+    def _overdue(self) -> list[tuple[str, Part[ItemT]]]:
+        """Give up threads that wait too long; return the file for which each does, and its part."""
         since = time.monotonic() - self._timeout_seconds
-        for thread, asked in list(self._asking.items()):
-            path, asked_seconds = asked
-            if asked_seconds < since and self._is_given_up(thread, asked):
-                part = self._working.pop(thread)
-                self._give_up(part)
-                self._n_lost += 1
-                self.resize(self._n_threads)
-                yield path, part
-
-    def _is_given_up(self, thread: int, asked: tuple[str, float]) -> bool:
-        """Give a thread up, unless it has had its answer by now, and asks something else."""
-        with self._lock:
-            is_late = self._asking.get(thread) is asked
-            if is_late:
-                del self._asking[thread]
-            return is_late
+        with self._lock:  # so that none has its answer meanwhile
+            late = [thread for thread, (_, at) in list(self._asking.items()) if at < since]
+            lost = [(self._asking.pop(thread)[0], self._working.pop(thread)) for thread in late]
+        for _, part in lost:
+            self._give_up(part)
+        self._n_lost += len(lost)
+        self.resize(self._n_threads)
+        return lost
 
     def resize(self, n_threads: int) -> None:
         """Work on so many parts at the same time from now on."""

@@ -37,7 +37,7 @@ from . import advice, probe, sourcespeed
 from .console import CommandError, UsageError, at_least, is_terminal, seconds, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
-from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
+from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of
 from .place import existing_directory, new_directory
 
 _SECONDS = 20.0
@@ -47,17 +47,17 @@ _FINDING_SHARE, _SOURCE_SHARE, _DISK_SHARE = 0.1, 0.65, 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    add = parser.add_argument
     add_list(parser, "files to measure with, as for stage (default: what is found below SRC)", "?")
-    source = "root of the files on the slow store"
-    parser.add_argument("--source", metavar="SRC", required=True, help=source)
-    parser.add_argument("--to", metavar="DIR", help="the staging directory, to measure its disk")
+    add("--source", metavar="SRC", required=True, help="root of the files on the slow store")
+    add("--to", metavar="DIR", help="the staging directory, to measure its disk")
     add_storage_options(parser)
     ranks = "training processes on this node, which share cores and reads (default: 1)"
-    parser.add_argument("--ranks", metavar="N", type=at_least(1), default=1, help=ranks)
+    add("--ranks", metavar="N", type=at_least(1), default=1, help=ranks)
     length = "how long to measure, about (default: %(default)g)"
-    parser.add_argument("--seconds", metavar="S", type=seconds, default=_SECONDS, help=length)
+    add("--seconds", metavar="S", type=seconds, default=_SECONDS, help=length)
     save = "write the JSON to this file, too, for `overlapiter plan`"
-    parser.add_argument("--save", metavar="PROFILE", help=save)
+    add("--save", metavar="PROFILE", help=save)
 
 
 class _Findings(NamedTuple):
@@ -74,9 +74,9 @@ class _Findings(NamedTuple):
     mean_bytes: float
     dataset_bytes: float | None
     node: probe.Node
-    disk: probe.DiskSpeed | None = None
-    file_system: probe.FileSystem | None = None
-    staged_bytes: int = 0
+    disk: probe.DiskSpeed | None
+    file_system: probe.FileSystem | None
+    staged_bytes: int
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -85,21 +85,17 @@ def run(arguments: argparse.Namespace) -> int:
     place = save if save and os.path.exists(save) else os.path.dirname(save or "") or "."
     if save and (os.path.isdir(save) or not os.access(place, os.W_OK)):
         raise UsageError(f"--save: {save} cannot be written; name a file in a folder of yours")
-    source = source_root(arguments.source)
-    directory = None if arguments.to is None else new_directory("--to", arguments.to)
     try:
-        found = _measured(source, directory, arguments)
-        levels = found.levels
-        if directory is not None:
-            found = _with_disk(found, directory, arguments.seconds * _DISK_SHARE)
+        found = _measured(arguments)
     finally:
         _say_at("")
+    levels, disk, node = found.levels, found.disk, found.node
     advised = [
-        advice.processes_advice(found.node, arguments.ranks),
-        advice.reads_advice(levels, found.disk, found.node, arguments.ranks),
+        advice.processes_advice(node, arguments.ranks),
+        advice.reads_advice(levels, disk, node, arguments.ranks),
         advice.capacity_advice(found.file_system, found.staged_bytes, found.dataset_bytes),
     ]
-    notes = advice.warnings(levels, found.disk, found.file_system, found.node)
+    notes = advice.warnings(levels, disk, found.file_system, node)
     notes += advice.notes_on(found.unread, "file", "read")
     notes += advice.notes_on(found.unlisted, "folder", "listed")
     facts = {
@@ -126,12 +122,13 @@ def _plain(value: Any) -> Any:
     return value._asdict() if hasattr(value, "_asdict") else value
 
 
-def _measured(source: str, directory: str | None, arguments: argparse.Namespace) -> _Findings:
-    """Measure what the source gives, and look at this node."""
-    options = storage_options(arguments)
+def _measured(arguments: argparse.Namespace) -> _Findings:
+    """Measure what the source gives, and the disk, if one is named; look at this node."""
+    source = source_root(arguments.source)
+    directory = None if arguments.to is None else new_directory("--to", arguments.to)
     origin: Origin = sourcespeed.UncachedOrigin()
     if is_url(source):
-        origin = origin_of(source, options, MAX_READS_IN_FLIGHT)
+        origin = origin_of(source, arguments.storage_options, MAX_READS_IN_FLIGHT)
     elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
         raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
     check_apart(source, [directory] if directory else [])
@@ -150,16 +147,13 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))
         raise CommandError(f"no file can be read, {path} for example ({reason}); check LIST")
     mean_bytes = sum(level.n_bytes for level in levels) / sum(level.n_files for level in levels)
-    return _Findings(
-        source,
-        directory,
-        levels,
-        unread,
-        unlisted,
-        mean_bytes,
-        dataset_bytes=mean_bytes * len(paths) if is_whole else None,
-        node=probe.look_at_node(),
-    )
+    dataset_bytes = mean_bytes * len(paths) if is_whole else None
+    of_store = source, directory, levels, unread, unlisted, mean_bytes, dataset_bytes
+    node = probe.look_at_node()
+    if directory is None:
+        return _Findings(*of_store, node, None, None, 0)
+    for_seconds = arguments.seconds * _DISK_SHARE
+    return _Findings(*of_store, node, *_measured_disk(directory, mean_bytes, for_seconds))
 
 
 def _files(source: str, arguments: argparse.Namespace) -> tuple[list[str], bool, dict[str, str]]:
@@ -172,14 +166,15 @@ def _files(source: str, arguments: argparse.Namespace) -> tuple[list[str], bool,
     return sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
 
 
-def _with_disk(found: _Findings, directory: str, for_seconds: float) -> _Findings:
-    """Measure the disk of the staging directory, too."""
-    file_bytes = max(1, round(found.mean_bytes))
+def _measured_disk(
+    directory: str, mean_bytes: float, for_seconds: float
+) -> tuple[probe.DiskSpeed, probe.FileSystem, int]:
+    """Measure the disk of the staging directory; return where that is, and what is staged, too."""
     try:
         with probe.scratch(directory) as folder:
             _say_at("the staging disk")
             place = probe.file_system_of(folder)
-            disk = probe.measure_disk(folder, file_bytes, for_seconds)
+            disk = probe.measure_disk(folder, max(1, round(mean_bytes)), for_seconds)
         staged_bytes = 0
         if os.path.isdir(directory):
             existing_directory(directory)
@@ -196,7 +191,7 @@ def _with_disk(found: _Findings, directory: str, for_seconds: float) -> _Finding
             f"the staging disk at {directory} cannot be measured ({error.strerror or error}); "
             f"{what_to_do}"
         ) from error
-    return found._replace(disk=disk, file_system=place, staged_bytes=staged_bytes)
+    return disk, place, staged_bytes
 
 
 def _say_at(text: str) -> None:
@@ -246,24 +241,18 @@ def _node_table(found: _Findings) -> str:
         "processes": f"{node.n_processes:,} (ulimit -u)" if node.n_processes else "no limit",
         "SQLite": sqlite3.sqlite_version,
     }
-    width = max(map(len, rows))
-    return "This node\n" + "\n".join(f"  {name:{width}}   {text}" for name, text in rows.items())
+    return "This node\n" + table((), [*rows.items()], n_left=2)
 
 
 def _recommendation(found: _Findings, advised: list[advice.Advice]) -> str:
-    names = [f"  {name}" if value is None else f"  {name} = {value}" for name, value, _ in advised]
-    width = max(map(len, names)) + 3
-    lines = [
-        textwrap.fill(name.ljust(width) + each.reason, _COLUMNS, subsequent_indent=" " * width)
-        for name, each in zip(names, advised, strict=True)
-    ]
+    rows = [(name if value is None else f"{name} = {value}", why) for name, value, why in advised]
     n_processes, *others = advised
     directory = found.directory or "/path/to/a/disk/of/this/node"
     options = "".join(f", {each.name}={each.value!r}" for each in others if each.value is not None)
     return "\n".join(
         [
             "Recommended",
-            *lines,
+            table((), rows, n_left=2, width=_COLUMNS),
             "",
             "  overlapiter.OverlapIterator(",
             f"      train, batch_size, n_processes={n_processes.value},",

@@ -21,7 +21,6 @@ import re
 import shutil
 import time
 
-from overlapiter.errors import OptionError
 from overlapiter.options import parse_size
 from overlapiter.sources import source_root
 from overlapiter.store.extents import keys_of
@@ -35,7 +34,7 @@ from .console import Names, Progress, UsageError, is_confirmed, say, tell
 from .crew import parts_of
 from .filelist import add_list, read_list
 
-_AGE = re.compile(r"([0-9]*\.?[0-9]+)\s*(s|min|h|d|w)")
+_AGE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*(s|min|h|d|w)\s*")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _AT_ONCE = 256
 
@@ -46,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="remove all staged files")
     older = "remove what was staged so long ago: 30min, 12h, 7d, 2w"
-    which.add_argument("--older-than", metavar="AGE", help=older)
+    which.add_argument("--older-than", metavar="AGE", type=_age, help=older)
     which.add_argument(
         "--to-free",
         metavar="SIZE",
@@ -60,6 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "remove the files that this list names, as for stage", "?")
     parser.add_argument("--yes", action="store_true", help="do not ask, in a terminal")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+
+
+def _age(text: str) -> float:
+    """Return an age in seconds: the type of an argument."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no age; write 30min, 12h, 7d or 2w")
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
         directory = place.existing_directory(arguments.directory, tells_old=False)
         return _remove_old(directory, arguments)
     with place.opened(arguments.directory) as inventory:
-        sources = place.named(inventory, arguments)
+        sources = place.chosen(inventory, arguments)
         files = _listing(inventory, sources, arguments)
         keys, size_bytes, names = _victims(files, arguments.to_free, inventory.block_bytes)
         if not keys:
@@ -106,17 +113,12 @@ def _asked(what: str, arguments: argparse.Namespace) -> int | None:
 def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Namespace) -> Listing:
     """Return the files among which to choose."""
     if arguments.older_than is not None:
-        match = _AGE.fullmatch(arguments.older_than.strip())
-        if match is None:
-            message = f"{arguments.older_than!r} is no age; write 30min, 12h, 7d or 2w"
-            raise OptionError("--older-than", message)
-        limit_seconds = time.time() - float(match[1]) * _SECONDS[match[2]]
-        return inventory.files(sources, staged_before=limit_seconds)
+        return inventory.files(sources, staged_before=time.time() - arguments.older_than)
+    if arguments.to_free is not None:
+        return inventory.files(sources, order="age")
     if arguments.list is None:
-        order = "path" if arguments.to_free is None else "age"
         pattern = "*" if arguments.matching is None else arguments.matching
-        pattern = place.relative_pattern(pattern, arguments.source)
-        return inventory.files(sources, pattern=pattern, order=order)
+        return place.listed(inventory, sources, arguments, pattern)
     source = place.only_one(sources)
     given = source.root if arguments.source is None else source_root(arguments.source)
     key_of = keys_of(given, source.place, source.root)

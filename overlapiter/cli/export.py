@@ -28,7 +28,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, error_words, tell
-from .place import add_directory, named, new_directory, only_one, opened, relative_pattern
+from .place import add_directory, chosen, listed, new_directory, only_one, opened
 
 #: Some file systems round mtimes down, FAT to these nanoseconds.
 _COARSEST_NS = 2 * 10**9
@@ -50,9 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     n_copied = n_found = size_bytes = 0
     failed: dict[str, Names] = defaultdict(Names)
     with opened(arguments.directory) as inventory:
-        source = only_one(named(inventory, arguments))
-        pattern = relative_pattern(arguments.pattern, arguments.source)
-        files = inventory.files([source], pattern=pattern)
+        source = only_one(chosen(inventory, arguments))
+        files = listed(inventory, [source], arguments, arguments.pattern)
         try:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(to)
@@ -93,11 +92,7 @@ class _RefusedError(Exception):
 def _copy(file: StagedFile, to: str, reader: ExtentReader, folders: set[str]) -> bool:
     """Write a file below a directory, through no link; return False if it is there already.
 
-    Args:
-        file: The file.
-        to: The directory.
-        reader: Reads its copy.
-        folders: That are known to be no links; more are added.
+    The folders that are known to be no links are noted.
 
     Raises:
         _RefusedError: Something else is in its place, or it would lie elsewhere.

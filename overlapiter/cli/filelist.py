@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import codecs
-import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -63,20 +62,23 @@ def read_list(
     text = _read(name).removeprefix(codecs.BOM_UTF8)
     called = "standard input" if name == "-" else name
     lines = text.split(b"\0") if is_null else [*map(bytes.strip, text.split(b"\n"))]
-    if labels == "yes":
-        lines = list(_of_pairs(lines, called))
-    lines = [line for line in lines if line]
-    if not is_null and _is_binary(text, len(lines)):
+    n_lines = len(lines) - lines.count(b"")
+    if not is_null and _is_binary(text, n_lines):
         raise UsageError(f"{called} is no list of text; give one path a line")
-    if not lines:
+    if not n_lines:
         raise UsageError(f"{called} is empty; give one path a line")
-    if labels == "auto" and not is_null:
-        n_looks = len(lines) if is_file else 0 if is_url(source) else _LOOKS
-        look = is_file or functools.partial(_is_there, timeout_seconds)
-        lines = _without_labels(lines, source, look, n_looks)
+    n_looks = n_lines if is_file else 0 if is_url(source) else _LOOKS
+
+    def is_name(line: bytes) -> bool:
+        path = os.path.join(source, os.fsdecode(line))
+        if is_file is not None:
+            return is_file(path)
+        return answered(path, lambda: os.path.lexists(path), timeout_seconds)
+
+    names = _names(lines, "no" if is_null else labels, called, is_name, n_looks)
     paths: dict[str, None] = {}
     outside = []
-    for entry in dict.fromkeys(map(os.fsdecode, lines)):
+    for entry in dict.fromkeys(map(os.fsdecode, names)):
         whole = entry if is_url(entry) else os.path.join(source, entry)
         below = [] if "\0" in entry else list(paths_below(source, [whole]))
         if below:
@@ -96,39 +98,27 @@ def _is_binary(text: bytes, n_lines: int) -> bool:
     return n_zeros > n_lines
 
 
-def _of_pairs(lines: list[bytes], called: str) -> Iterator[bytes]:
-    """Give the paths of lines that are all ``path label``, those that are empty among them."""
-    for number, line in enumerate(lines, 1):
-        path, *label = line.rsplit(None, 1) or (b"", b"")
-        if not label:
-            message = f"{called}, line {number}: {os.fsdecode(line)!r} is no `path label`"
-            raise UsageError(f"{message}; mend it, or leave out --labels yes")
-        yield path
-
-
-def _without_labels(
-    lines: list[bytes], source: str, is_file: Callable[[str], bool], n_looks: int
-) -> list[bytes]:
-    """Return the lines without the labels that some have.
+def _names(
+    lines: list[bytes], labels: str, called: str, is_name: Callable[[bytes], bool], n_looks: int
+) -> Iterator[bytes]:
+    """Give what lines name, without the labels that some have.
 
     To look up each one at the source would take as long as staging. So the first ones are, and all
     others only if there was a file among these whose name ends in a number.
     """
-    names = []
     n_left = n_looks
-    for line in lines:
-        name, *label = line.rsplit(None, 1)
-        is_labelled = bool(label) and label[0].lstrip(b"+-").isdigit()
-        if is_labelled and n_left:
-            n_left -= 1
-            if is_file(os.path.join(source, os.fsdecode(line))):
-                n_left, is_labelled = n_looks, False
-        names.append(name if is_labelled else line)
-    return names
-
-
-def _is_there(timeout_seconds: float, path: str) -> bool:
-    return answered(path, functools.partial(os.path.lexists, path), timeout_seconds)
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        name, *label = (line,) if labels == "no" else line.rsplit(None, 1)
+        is_labelled = labels == "yes"
+        if is_labelled and not label:
+            message = f"{called}, line {number}: {os.fsdecode(line)!r} is no `path label`"
+            raise UsageError(f"{message}; mend it, or leave out --labels yes")
+        if labels == "auto" and label and label[0].lstrip(b"+-").isdigit():
+            is_labelled = not (n_left and is_name(line))
+            n_left = max(0, n_left - 1) if is_labelled else n_looks
+        yield name if is_labelled else line
 
 
 def _read(name: str) -> bytes:

@@ -23,7 +23,7 @@ from overlapiter.store.inventory import StagedFile
 from overlapiter.words import duration_words
 
 from .console import printable
-from .place import add_directory, named, opened, relative_pattern
+from .place import add_directory, chosen, listed, opened
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,9 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     write, is_terminal = sys.stdout.buffer.write, sys.stdout.isatty()
     now_seconds = time.time()
     with opened(arguments.directory) as inventory:
-        sources = named(inventory, arguments)
-        pattern = relative_pattern(arguments.pattern, arguments.source)
-        files = inventory.files(sources, pattern=pattern)
+        files = listed(inventory, chosen(inventory, arguments), arguments, arguments.pattern)
         for file in files:
             line = _facts(file) if arguments.json else _line(file, now_seconds)
             write(os.fsencode(printable(line) if is_terminal else line) + b"\n")

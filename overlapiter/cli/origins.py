@@ -21,46 +21,39 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--storage-options",
         metavar="FILE",
+        type=json_object,
+        default={},
         help="of a SRC that is a URL: a JSON file of what Staging(storage_options=...) holds; not "
         "needed where credentials are found by themselves, as in ~/.aws",
     )
 
 
+def json_object(name: str) -> dict[str, object]:
+    """Return what a JSON file holds: the type of an argument."""
+    try:
+        found = json.loads(Path(name).read_bytes())
+    except (OSError, ValueError) as error:
+        message = f"{name} cannot be read ({error}); name a JSON file"
+        raise argparse.ArgumentTypeError(message) from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f'{name} holds no object; write {{"key": …}}')
+    return found
+
+
 def add_reading(parser: argparse.ArgumentParser) -> None:
     """Declare how a source is read, besides its options."""
+    add = parser.add_argument
     reads = "files to ask the source for at the same time (default: %(default)s)"
     n_reads = FIRST_READS_IN_FLIGHT
-    parser.add_argument(
-        "--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads
-    )
+    add("--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads)
     text = "leave out a file for which the source has no answer in so long (default: %(default)g s)"
-    parser.add_argument("--timeout", metavar="S", type=seconds, default=TIMEOUT_SECONDS, help=text)
-
-
-def storage_options(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the options that the command line names. Raises UsageError if it cannot."""
-    name = arguments.storage_options
-    try:
-        options = {} if name is None else json.loads(Path(name).read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--storage-options: {name} cannot be read ({error}); name a JSON file"
-        ) from error
-    if not isinstance(options, dict):
-        raise UsageError(f'--storage-options: {name} holds no object; write {{"key": …}}')
-    return options
+    add("--timeout", metavar="S", type=seconds, default=TIMEOUT_SECONDS, help=text)
 
 
 def origin_of(
     source: str, options: dict[str, object], n_reads: int, place: str | None = None
 ) -> Origin:
-    """Return what gives the files of a source.
-
-    Args:
-        source: The source root, as :func:`~overlapiter.sources.source_root` gives it.
-        options: For fsspec.
-        n_reads: Files that are read at the same time.
-        place: What tells sources of one name apart, if that is known.
+    """Return what gives the files of a source, which was found staged from a ``place``, if any.
 
     Raises:
         UsageError: The options are for another store than the one at this place.

@@ -13,14 +13,14 @@ from overlapiter.options import directory_path
 from overlapiter.sources import source_root
 from overlapiter.store.generation import old_store, root_of
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.inventory import Inventory, Source
+from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
 from .crew import answered
-from .origins import TIMEOUT_SECONDS, add_storage_options, storage_options
+from .origins import TIMEOUT_SECONDS, add_storage_options
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -101,41 +101,26 @@ def opened(name: str) -> Iterator[Inventory]:
         yield inventory
 
 
-def named(inventory: Inventory, arguments: argparse.Namespace) -> list[Source]:
-    """Return what :func:`chosen` does, for a command that reads no source.
-
-    Raises:
-        UsageError: There are options, and no source that they are of.
-        CommandError: There is none.
-    """
-    if arguments.storage_options is not None and arguments.source is None:
-        raise UsageError("--storage-options: name the --source that they are of, too")
-    return chosen(inventory, arguments.source, storage_options(arguments))
-
-
 def chosen(
-    inventory: Inventory,
-    source: str | None,
-    options: Mapping[str, object],
-    timeout_seconds: float = TIMEOUT_SECONDS,
+    inventory: Inventory, arguments: argparse.Namespace, timeout_seconds: float | None = None
 ) -> list[Source]:
-    """Return the source roots of which files are staged.
+    """Return the source roots of which files are staged, or the one that is named.
 
-    Where nothing is staged of them any more, they are those of which files were.
-
-    Args:
-        inventory: What is staged.
-        source: The only one, if it is named.
-        options: Of a URL that is named, to tell the stores apart in which it may lie.
-        timeout_seconds: How long the source may take to answer.
+    Where nothing is staged of them any more, they are those of which files were. A command that
+    reads the source says how long that may take to answer.
 
     Raises:
+        UsageError: There are options, and no source that they are of, though none is read.
         CommandError: There is none, or the source does not answer.
     """
+    source, options = arguments.source, arguments.storage_options
+    if options and source is None and timeout_seconds is None:
+        raise UsageError("--storage-options: name the --source that they are of, too")
     found = inventory.sources()
     wanted = None if source is None else source_root(source)
     if wanted is not None and wanted not in {each.root for each in found} and not is_url(wanted):
-        wanted = answered(wanted, functools.partial(os.path.realpath, wanted), timeout_seconds)
+        real_path = functools.partial(os.path.realpath, wanted)
+        wanted = answered(wanted, real_path, timeout_seconds or TIMEOUT_SECONDS)
     matching = [each for each in found if wanted in (None, each.root)]
     if wanted is not None and is_url(wanted) and options:
         from overlapiter.origins.remote import place_of  # and with it fsspec, for URLs alone
@@ -143,38 +128,39 @@ def chosen(
         matching = [each for each in matching if each.place == place_of(options)]
     if not matching:
         what = f"{source or 'any source'}{' with these options' if options else ''}"
-        known = ", ".join(source_words(each.root, each.place) for each in found) or "nowhere"
         raise (UsageError if source else CommandError)(
-            f"nothing in {inventory.directory} comes from {what}, only from {known}"
+            f"nothing in {inventory.directory} comes from {what}, only from {_words_of(found)}"
         )
     held = {number for (number,) in inventory.select("SELECT DISTINCT source FROM staged")}
     return [each for each in matching if each.number in held] or matching
 
 
-def relative_pattern(pattern: str, source: str | None) -> str:
-    """Return a pattern without the source root that it begins with, as that is given.
-
-    It may be given by a symbolic link, under which the inventory does not know it.
-    """
-    if source is None:
-        return pattern
-    root = os.path.join(source_root(source), "")
-    return "*" if os.path.join(pattern, "") == root else pattern.removeprefix(root)
-
-
 def only_one(sources: list[Source]) -> Source:
     """Return the only source root; raise CommandError if there are more."""
     if len(sources) > 1:
-        known = ", ".join(source_words(source.root, source.place) for source in sources)
         is_one_name = len({source.root for source in sources}) == 1
         add = "--storage-options" if is_one_name else "--source"
-        raise UsageError(f"add {add} to say which one is meant: {known}")
+        raise UsageError(f"add {add} to say which one is meant: {_words_of(sources)}")
     return sources[0]
+
+
+def _words_of(sources: list[Source]) -> str:
+    return ", ".join(source_words(each.root, each.place) for each in sources) or "nowhere"
 
 
 def source_words(root: str, place: str) -> str:
     """Write a source root, with what tells it from others of its name."""
     return printable(f"{root} {place}" if place else root)
+
+
+def listed(
+    inventory: Inventory, sources: list[Source], arguments: argparse.Namespace, pattern: str
+) -> Listing:
+    """List the files of a pattern, in which the source may stand as it is named."""
+    if arguments.source is not None:  # by a link, under which the inventory does not know it
+        root = os.path.join(source_root(arguments.source), "")
+        pattern = "*" if os.path.join(pattern, "") == root else pattern.removeprefix(root)
+    return inventory.files(sources, pattern=pattern)
 
 
 def run_of(command: str, staging: Mapping[str, object]) -> Run:

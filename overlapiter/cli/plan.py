@@ -50,15 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--epochs", metavar="N", type=count, default=90, help="epochs of the run (%(default)s)")
     rate = "examples/s that a rank trains if it waits for no data (default: the time of data alone)"
     add("--train-rate", metavar="N", type=above_0, help=rate)
-    size = "size of the data set (default: that of the profile)"
-    add("--dataset", metavar="SIZE", help=size)
+    add("--dataset", metavar="SIZE", help="size of the data set (default: that of the profile)")
     capacity = "room on a node's disk, as 200GB, or 30%% of the data set (default: the profile's)"
     add("--capacity", metavar="SIZE", help=capacity)
     add("--ram", metavar="SIZE", default="0", help="room in a node's memory besides (none)")
     limit = "bytes/s that the store gives all nodes together, as 5GB (default: no limit)"
     add("--store-limit", metavar="SIZE", help=limit)
-    network = "bytes/s between two nodes (%(default)s)"
-    add("--network", metavar="SIZE", default="1GB", help=network)
+    add("--network", metavar="SIZE", default="1GB", help="bytes/s between two nodes (%(default)s)")
     add_figure(parser)
 
 

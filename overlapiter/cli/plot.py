@@ -63,10 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return what happened in each of up to a hundred steps of time.
-
-    Args:
-        events: Of a trace, in any order.
+    """Return what happened in each of up to a hundred steps of time, from events in any order.
 
     Returns:
         For each step: ``seconds`` since the first mini-batch was asked for, the share of the time

@@ -23,9 +23,7 @@ import argparse
 import json
 import os
 import shlex
-from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Any
 
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
@@ -48,16 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("train_files", metavar="TRAIN_LIST", help="list of the training files")
     add("val_files", metavar="VAL_LIST", help="list of the validation files")
     text = "how many trials there are to be in all, those of earlier runs included (%(default)s)"
-    add("--trials", type=int, default=20, metavar="N", help=text)
+    add("--trials", dest="n_trials", type=int, default=20, metavar="N", help=text)
     text = "ranks that train a trial together, one of them as server (%(default)s)"
-    add("--group", type=int, default=1, metavar="N", help=text)
+    add("--group", dest="group_size", type=int, default=1, metavar="N", help=text)
     text = "val_accuracy or val_loss, after the last epoch (%(default)s)"
     add("--metric", default="val_accuracy", metavar="NAME", help=text)
     add("--out", default="search", metavar="DIR", help="where results go (%(default)s)")
     text = "what is proposed follows from it (%(default)s)"
     add("--seed", type=int, default=0, metavar="N", help=text)
     text = "end trials that are worse than the median"
-    add("--pruning", action=argparse.BooleanOptionalAction, default=True, help=text)
+    pruning = argparse.BooleanOptionalAction
+    add("--pruning", dest="is_pruning", action=pruning, default=True, help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -66,79 +65,57 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> int:
+    given = {name: value for name, value in vars(arguments).items() if name != "json"}
+    on_trial = (lambda *_trial: None) if arguments.json else _say_trial
     try:
-        study = search(
-            arguments.space,
-            arguments.model,
-            arguments.train_files,
-            arguments.val_files,
-            out=arguments.out,
-            n_trials=arguments.trials,
-            group_size=arguments.group,
-            metric=arguments.metric,
-            seed=arguments.seed,
-            is_pruning=arguments.pruning,
-            on_trial=(lambda *_trial: None) if arguments.json else _say_trial,
-            say=lambda text: say(f"note: {text}"),
-        )
+        study = search(**given, on_trial=on_trial, say=lambda text: say(f"note: {text}"))
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
         raise CommandError("needs Optuna: pip install 'overlapiter[search]'") from error
     if study is None:  # another rank shows the results
         return 0
-    result = _result(study)
-    _write(study, result, arguments)
+    best = study.best()
+    result = {
+        "metric": study.metric,
+        "best": None if best is None else best._asdict(),
+        "trials": [trial._asdict() for trial in study.trials()],
+    }
+    write_text(os.path.join(arguments.out, "search.json"), json.dumps(result, indent=1) + "\n")
+    if best is not None:
+        _write_best(study, best, arguments)
     tell(arguments, _table(study), **result)
-    if result["best"] is None:
+    if best is None:
         raise CommandError("no trial was complete; the table says why")
     return 0
 
 
 def _say_trial(trial: Trial, study: Study) -> None:
-    best = study.best()
+    best, outcome = study.best(), f"failed: {trial.reason}"
+    if trial.state != "failed":
+        more = f", ended after epoch {trial.n_epochs}" if trial.state == "pruned" else ""
+        outcome = f"{study.metric} {trial.value:.4g}{more}"
     words = "" if best is None else f"   best {best.value:.4g} (trial {best.number})"
-    print(f"trial {trial.number}: {_outcome(trial, study)}{words}", flush=True)
+    print(f"trial {trial.number}: {outcome}{words}", flush=True)
 
 
-def _outcome(trial: Trial, study: Study) -> str:
-    if trial.state == "failed":
-        return f"failed: {trial.reason}"
-    more = f", ended after epoch {trial.n_epochs}" if trial.state == "pruned" else ""
-    return f"{study.metric} {trial.value:.4g}{more}"
-
-
-def _result(study: Study) -> dict[str, Any]:
-    """Return all that ``search.json`` holds."""
-    best = study.best()
-    return {
-        "metric": study.metric,
-        "best": None if best is None else best._asdict(),
-        "trials": [trial._asdict() for trial in study.trials()],
-    }
-
-
-def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) -> None:
-    out = arguments.out
-    write_text(os.path.join(out, "search.json"), json.dumps(result, indent=1) + "\n")
-    best = study.best()
-    if best is None:
-        return
+def _write_best(study: Study, best: Trial, arguments: argparse.Namespace) -> None:
+    """Write the settings of the best trial, and draw all trials."""
     with open(os.path.join(best.out, "settings.toml"), encoding="utf-8") as file:
         lines = [line for line in file if not line.startswith(("#", "out = ", "trace = "))]
-    path = os.path.join(out, "best.toml")
+    path = os.path.join(arguments.out, "best.toml")
     words = ("train", arguments.model, arguments.train_files, arguments.val_files)
     head = comment(f"overlapiter {shlex.join(words)} --settings {shlex.quote(path)}")
     write_text(path, head + "".join(lines))
     if find_spec("matplotlib"):
-        draw_search(study, os.path.join(out, "search.png"))
+        draw_search(study, os.path.join(arguments.out, "search.png"))
     else:
         say("note: no search.png without matplotlib: pip install 'overlapiter[plots]'")
 
 
 def _table(study: Study) -> str:
     """Return the trials as a table, the best first."""
-    trials = ranked(study)
+    trials = study.ranked()
     names = sorted({name for trial in trials for name in trial.params})
     rows = [
         [
@@ -156,18 +133,6 @@ def _table(study: Study) -> str:
         lines.append(f"  and {len(trials) - _SHOWN} more in search.json")
     reasons = {trial.reason for trial in trials if trial.state == "failed"}
     return "\n".join([*lines, *(f"  a trial failed: {reason}" for reason in sorted(reasons))])
-
-
-def ranked(study: Study) -> Sequence[Trial]:
-    """Return the trials, complete ones first, the best before the others."""
-    states = ("complete", "pruned", "running", "failed")
-    sign = -1.0 if study.is_maximized else 1.0
-
-    def key(trial: Trial) -> tuple[int, float, int]:
-        value = 0.0 if trial.value is None else trial.value
-        return states.index(trial.state), sign * value, trial.number
-
-    return sorted(study.trials(), key=key)
 
 
 def _value_words(value: object) -> str:

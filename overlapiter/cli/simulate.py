@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     batch = "examples in a mini-batch of all ranks (default: 25 for each rank)"
     add("--global-batch", dest="global_batch_size", metavar="N", type=count, help=batch)
     add("--mean-size", metavar="MB", type=above_0, help="mean size of an example, in MB")
-    deviation = "standard deviation of the sizes, in MB"
-    add("--size-deviation", metavar="MB", type=float, help=deviation)
+    add("--size-deviation", metavar="MB", type=float, help="standard deviation of the sizes, in MB")
     add("--compute-rate", metavar="MB/S", type=above_0, help="what the trainer of a rank consumes")
     add("--preprocess-rate", metavar="MB/S", type=above_0, help="what a thread decodes")
     add("--network-rate", metavar="MB/S", type=above_0, help="between two nodes")
@@ -99,30 +98,27 @@ def _names(text: str) -> list[str]:
 
 
 def _store(text: str) -> dict[int, float]:
-    pairs = [pair.split(":") for pair in text.split(",")]
     try:
+        pairs = [pair.split(":") for pair in text.split(",")]
         rates = {int(n): float(rate) for n, rate in pairs}
+        if not all(n > 0 and rate > 0 for n, rate in rates.items()):
+            raise ValueError
     except ValueError:
-        rates = {}
-    if not rates or min(rates) < 1 or not all(rate > 0 for rate in rates.values()):
-        raise argparse.ArgumentTypeError(f"{text!r}: write clients and MB/s, as 1:66,4:146")
+        message = f"{text!r}: write clients and MB/s, as 1:66,4:146"
+        raise argparse.ArgumentTypeError(message) from None
     return rates
 
 
 def _tiers(text: str) -> tuple[Tier, ...]:
-    tiers = []
-    for words in text.split(","):
-        try:
-            capacity, rate, *n_threads = words.split(":")
-            tier = Tier(float(capacity), float(rate), *map(int, n_threads))
-            if not (tier.capacity >= 0 and tier.rate > 0 and tier.n_threads > 0):
-                raise ValueError
-            tiers.append(tier)
-        except (ValueError, TypeError):
-            raise argparse.ArgumentTypeError(
-                f"{words!r}: write MB and MB/s, as 50000:21164 or 50000:21164:2"
-            ) from None
-    return tuple(tiers)
+    try:
+        numbers = [words.split(":") for words in text.split(",")]
+        tiers = tuple(Tier(float(mb), float(rate), *map(int, n)) for mb, rate, *n in numbers)
+        if not all(t.capacity >= 0 and t.rate > 0 and t.n_threads > 0 for t in tiers):
+            raise ValueError
+    except (ValueError, TypeError):
+        message = f"{text!r}: write MB and MB/s, as 50000:21164 or 50000:21164:2"
+        raise argparse.ArgumentTypeError(message) from None
+    return tiers
 
 
 def _title(scenario: Scenario) -> str:

@@ -10,7 +10,9 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
@@ -63,11 +65,10 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool, dict[str, 
     """
     deadline = time.monotonic() + seconds
     paths: list[str] = []
-    folders = [source]
     unlisted: dict[str, str] = {}
-    linked: set[tuple[int, int]] = set()
 
     def look() -> bool:
+        folders, linked = [source], set[str]()
         while folders:
             folder = folders.pop()
             try:
@@ -75,9 +76,12 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool, dict[str, 
                     for entry in entries:
                         if time.monotonic() > deadline or len(paths) == _MOST_FILES:
                             return False
-                        if not _is_folder(entry):
+                        if entry.is_dir(follow_symlinks=False):
+                            folders.append(entry.path)
+                        elif not (entry.is_symlink() and os.path.isdir(entry.path)):
                             paths.append(entry.path)
-                        elif _is_new(entry, linked):
+                        elif (real := os.path.realpath(entry.path)) not in linked:
+                            linked.add(real)
                             folders.append(entry.path)
             except OSError as error:
                 unlisted[folder] = error.strerror or str(error)
@@ -89,33 +93,13 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool, dict[str, 
     return [*paths], is_all, {**unlisted}
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    with contextlib.suppress(OSError):  # a link in a circle, or to what may not be looked at
-        return entry.is_dir()
-    return False
-
-
-def _is_new(folder: os.DirEntry[str], linked: set[tuple[int, int]]) -> bool:
-    """Return whether no link was followed to a folder before; note that one is now."""
-    if not folder.is_symlink():
-        return True
-    found, n_linked = folder.stat(), len(linked)
-    linked.add((found.st_dev, found.st_ino))
-    return len(linked) > n_linked
-
-
 def measure(
     origin: Origin, paths: Sequence[str], seconds: float, begin: Callable[[int], None]
 ) -> tuple[list[Level], dict[str, str]]:
     """Read files in random order, none twice, for so long at most.
 
-    As many reads are in flight as a run would have that waits for all of them.
-
-    Args:
-        origin: Gives the files.
-        paths: The files.
-        seconds: For how long.
-        begin: Called with the number of reads in flight before each.
+    As many reads are in flight as a run would have that waits for all of them; ``begin`` is called
+    with each number of them.
 
     Returns:
         What each number of reads brought; why files could not be read, by their paths.
@@ -129,14 +113,9 @@ def measure(
     )
     parts: Iterator[Part[None]] = ({path: None} for path in random.sample(paths, len(paths)))
     in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, parts)
+    # The time, files, bytes, seconds of reading and of the CPU: now, and at the last look.
     counts = before = started, 0, 0, 0.0, time.process_time()
-    sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
-
-    def note() -> None:
-        """Add what was read since the last look to its number of reads."""
-        added = map(operator.sub, counts, before)
-        sums[in_flight.n_reads] = [*map(operator.add, sums[in_flight.n_reads], added)]
-
+    sums: dict[int, Any] = defaultdict(lambda: np.zeros(5))  # by the number of reads
     silent: dict[str, str] = {}
     begin(in_flight.n_reads)
     with contextlib.closing(crew.run(in_time)) as done:
@@ -147,14 +126,16 @@ def measure(
             n_files, n_bytes, read_seconds = map(operator.add, counts[1:4], sizes)
             counts = time.monotonic(), n_files, n_bytes, read_seconds, time.process_time()
             if counts[0] > before[0] + _LOOK_SECONDS:
-                note()
-                before, n_reads = counts, in_flight.n_reads
+                n_reads = in_flight.n_reads
+                sums[n_reads] += np.subtract(counts, before)
+                before = counts
                 if in_flight.update(Reading(*counts[:4], 0.0, counts[0] - started)) != n_reads:
                     begin(in_flight.n_reads)
                     crew.resize(in_flight.n_reads)
-    note()
+    sums[in_flight.n_reads] += np.subtract(counts, before)
     unread = {path: reason for path, reason in crew.reasons.items() if reason}
-    return [_level(*each) for each in sorted(sums.items()) if each[1][1]], unread | silent
+    levels = [_level(n, each.tolist()) for n, each in sorted(sums.items()) if each[1]]
+    return levels, unread | silent
 
 
 def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes:
@@ -176,7 +157,7 @@ def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes
     return share, n_bytes, time.monotonic() - began_seconds
 
 
-def _level(n_reads: int, sums: Sequence[float]) -> Level:
+def _level(n_reads: int, sums: list[float]) -> Level:
     seconds, n_files, n_bytes, read_seconds, cpu_seconds = sums
     speeds = n_files / seconds, n_bytes / seconds, read_seconds / n_files
     return Level(n_reads, seconds, n_files, int(n_bytes), *speeds, cpu_seconds)

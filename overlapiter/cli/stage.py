@@ -38,7 +38,7 @@ from overlapiter.workers.plan import StagingPlan
 from .console import Names, Progress, UsageError, first_few, say, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
-from .origins import add_reading, add_storage_options, storage_options
+from .origins import add_reading, add_storage_options
 from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         validate=arguments.validate,
         reads_in_flight=arguments.reads_in_flight,
         n_prefetchers=1,  # this process
-        storage_options=storage_options(arguments),
+        storage_options=arguments.storage_options,
     )
     new_directory("--to", arguments.to)
     files = _listed(arguments)
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     with recorded(store, work.counters):
         store.sweep()
         _say_neighbours(store.site.directory, plan.real_source or plan.source)
-        _stage(work, files)
+        work.run(files.paths)
         _tell_summary(work, files, time.monotonic() - started, arguments)
     for text in warned:
         say(f"note: {text}")
@@ -136,35 +136,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _listed(arguments: argparse.Namespace) -> FileList:
-    source, timeout_seconds = source_root(arguments.source), arguments.timeout
+    source, timeout = source_root(arguments.source), arguments.timeout
     if not is_url(source):
-        answered(source, lambda: os.path.isdir(source), timeout_seconds)
-    files = read_list(
-        arguments.list,
-        source,
-        arguments.labels,
-        is_null=arguments.null,
-        timeout_seconds=timeout_seconds,
-    )
+        answered(source, lambda: os.path.isdir(source), timeout)
+    name, labels, is_null = arguments.list, arguments.labels, arguments.null
+    files = read_list(name, source, labels, is_null=is_null, timeout_seconds=timeout)
     if not files.paths:
         raise UsageError(
             f"no entry of the list lies below {source}, for example {Names(files.outside)}; see "
             f"whether --source is the root of these files, by the name that they begin with"
         )
     return files
-
-
-def _stage(work: _Work, files: FileList) -> None:
-    n_files = len(files.paths)
-    try:
-        with Progress(n_files) as shown:
-            work.run(files.paths, shown.advance)
-    except KeyboardInterrupt:
-        say(
-            f"interrupted: {work.n_well:,} of {count_words(n_files, 'file')} are staged, nothing "
-            f"is left half-done; run the same command again to go on"
-        )
-        raise
 
 
 class _Work:
@@ -182,7 +164,7 @@ class _Work:
         self._store = store
         self._n_reads = plan.first_reads_in_flight
         self._crew = Crew[None, int](
-            plan.origin(), self._stage, self._n_reads, timeout_seconds, self._give_up
+            plan.origin(), self._work_on, self._n_reads, timeout_seconds, self._give_up
         )
         self._stager = Stager([store], self._crew, plan.validate, lambda job: job(), warn)
         self._lock = threading.Lock()
@@ -205,18 +187,26 @@ class _Work:
             "files_refused": sum(self.n[fate] for fate in _REFUSED),
         }
 
-    def run(self, paths: list[str], advance: Callable[[int, int], None]) -> None:
+    def run(self, paths: list[str]) -> None:
         """Stage until all is done, or there is no room for a further file."""
         n_each = max(1, min(_PART_FILES, len(paths) // self._n_reads))
         parts = itertools.takewhile(lambda _: not self._is_full, parts_of(paths, n_each))
-        with contextlib.closing(self._crew.run(map(dict.fromkeys, parts))) as done:
-            for part, copied_bytes in done:
-                if copied_bytes is None:
-                    for path in part:
-                        self._count("unread", path, self._crew.silence)
-                advance(copied_bytes or 0, len(part))
+        done = self._crew.run(map(dict.fromkeys, parts))
+        try:
+            with Progress(len(paths)) as shown, contextlib.closing(done):
+                for part, copied_bytes in done:
+                    if copied_bytes is None:
+                        for path in part:
+                            self._count("unread", path, self._crew.silence)
+                    shown.advance(copied_bytes or 0, len(part))
+        except KeyboardInterrupt:
+            say(
+                f"interrupted: {self.n_well:,} of {count_words(len(paths), 'file')} are staged, "
+                f"nothing is left half-done; run the same command again to go on"
+            )
+            raise
 
-    def _stage(self, part: Part[None]) -> int:
+    def _work_on(self, part: Part[None]) -> int:
         """Stage the files of a part; return how many bytes were read."""
         wanted = [Wanted(self._store.key_of(path), path) for path in part]
         answers: dict[int, Staged] = {}

@@ -86,14 +86,10 @@ def _user(run: Facts, directory: str) -> Facts:
 def _held(held: list[Facts], disk: Facts) -> str:
     text = "Nothing is staged."
     if held:
-        rows = [
-            (
-                source_words(each["source"], each["place"]),
-                f"{each['n_files']:,}",
-                size_words(each["size_bytes"]),
-            )
-            for each in held
-        ]
+        rows = []
+        for each in held:
+            n_files, size = f"{each['n_files']:,}", size_words(each["size_bytes"])
+            rows.append((source_words(each["source"], each["place"]), n_files, size))
         text = "What is staged\n" + table(("source", "files", "size"), rows)
     return text + (f"\n  files being copied: {disk['n_copying']:,}" if disk["n_copying"] else "")
 
@@ -101,53 +97,39 @@ def _held(held: list[Facts], disk: Facts) -> str:
 def _users(users: list[Facts]) -> str:
     if not users:
         return "Who uses it: no run at present."
-    rows = [
-        (
-            user["state"],
-            _text(user, "user", "job"),
-            _text(user, "host", "trainer_pid"),
-            _program(user),
-            duration_words(max(0.0, time.time() - user["started_seconds"])),
-            _waited(user),
-            _hit_rate(user),
-            _count(user, "files_staged"),
-        )
-        for user in users
-    ]
+    rows = []
+    for user in users:
+        who = _text(user, "user", "job"), _text(user, "host", "trainer_pid"), _program(user)
+        waited, hit_rate, _, n_staged, _ = _counted(user)
+        rows.append((user["state"], *who, _took(user, time.time()), waited, hit_rate, n_staged))
     head = ("", "user", "process", "program", "for", "waited", "from staging", "files staged")
     return "Who uses it\n" + table(head, rows, n_left=4)
 
 
 def _full(disk: Facts, users: list[Facts]) -> str:
-    lines = ["How full it is", f"  staged     {size_words(disk['staged_bytes'])} of the disk"]
+    rows = [("staged", f"{size_words(disk['staged_bytes'])} of the disk")]
     capacities = {user["capacity_bytes"] for user in users}
     for capacity_bytes in sorted(each for each in capacities if isinstance(each, int) and each):
         share = disk["staged_bytes"] / capacity_bytes
-        lines.append(f"  capacity   {share:4.0%} used of {size_words(capacity_bytes)}")
+        rows.append(("capacity", f"{share:4.0%} used of {size_words(capacity_bytes)}"))
     used = 1 - disk["free_bytes"] / max(disk["size_bytes"], 1)
     free = f"{size_words(disk['free_bytes'])} of {size_words(disk['size_bytes'])} free"
-    lines.append(f"  disk       {used:4.0%} used, {free}")
+    rows.append(("disk", f"{used:4.0%} used, {free}"))
     if disk["n_inodes"]:
         used = 1 - disk["n_free_inodes"] / disk["n_inodes"]
-        lines.append(f"  inodes     {used:4.0%} used, {disk['n_free_inodes']:,} free")
-    return "\n".join(lines)
+        rows.append(("inodes", f"{used:4.0%} used, {disk['n_free_inodes']:,} free"))
+    return "How full it is\n" + table((), rows, n_left=2)
 
 
 def _runs(ended: list[Facts]) -> str:
     if not ended:
         return "No run has ended yet."
-    rows = [
-        (
-            time.strftime("%m-%d %H:%M", time.localtime(run["ended_seconds"])),
-            _program(run),
-            run["end"],
-            duration_words(max(0.0, run["ended_seconds"] - run["started_seconds"])),
-            _waited(run),
-            _hit_rate(run),
-            *(_count(run, f"files_{what}") for what in ("found_staged", "staged", "refused")),
-        )
-        for run in ended
-    ]
+    rows = []
+    for run in ended:
+        at_seconds = run["ended_seconds"]
+        at = time.strftime("%m-%d %H:%M", time.localtime(at_seconds))
+        took = _took(run, at_seconds)
+        rows.append((at, _program(run), run["end"], took, *_counted(run)))
     head = ("ended", "program", "how", "took", "waited", "from staging", "times found", "staged")
     return "The last runs\n" + table((*head, "not staged"), rows, n_left=3)
 
@@ -162,23 +144,17 @@ def _program(run: Facts) -> str:
     return words if len(words) <= _PROGRAM_LETTERS else f"{words[:_PROGRAM_LETTERS]}…"
 
 
-def _number(run: Facts, name: str) -> float | None:
-    value = run["counters"].get(name)
-    return value if isinstance(value, (int, float)) else None
+def _took(run: Facts, until_seconds: float) -> str:
+    return duration_words(max(0.0, until_seconds - run["started_seconds"]))
 
 
-def _waited(run: Facts) -> str:
-    share = _number(run, "wait_share")
-    return "-" if share is None else f"{share:.0%}"
-
-
-def _hit_rate(run: Facts) -> str:
-    hits, misses = _number(run, "opens_staged") or 0, _number(run, "opens_source") or 0
-    if not hits + misses and _number(run, "examples_unseen"):
-        return "no open seen"
-    return f"{hits / (hits + misses):.1%}" if hits + misses else "-"
-
-
-def _count(run: Facts, name: str) -> str:
-    value = _number(run, name)
-    return "-" if value is None else f"{value:,.0f}"
+def _counted(run: Facts) -> tuple[str, ...]:
+    """Write how long a run has waited, the share of hits, and files found, staged, refused."""
+    counters = {name: n for name, n in run["counters"].items() if isinstance(n, (int, float))}
+    hits, misses = counters.get("opens_staged", 0), counters.get("opens_source", 0)
+    hit_rate = "no open seen" if counters.get("examples_unseen") else "-"
+    if hits + misses:
+        hit_rate = f"{hits / (hits + misses):.1%}"
+    waited = f"{counters['wait_share']:.0%}" if "wait_share" in counters else "-"
+    names = ("files_found_staged", "files_staged", "files_refused")
+    return waited, hit_rate, *(f"{counters[n]:,.0f}" if n in counters else "-" for n in names)

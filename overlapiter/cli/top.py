@@ -17,19 +17,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlapiter.explain import Explanation, explain
-from overlapiter.stats import Stats, snapshot, waited_for
+from overlapiter.stats import GAUGES, Stats, snapshot, waited_for
 from overlapiter.words import duration_words, size_words
 
-from .console import CommandError, printable, seconds, table
+from .console import CommandError, printable, seconds, table, written
 from .jobs import Job, find_jobs
-from .prometheus import write_metrics
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -93,7 +94,12 @@ def _look(arguments: argparse.Namespace, before: dict[int, Stats]) -> list[_Seen
         seen.append(_Seen(job, stats, explanation, total))
         before[job.inode] = total
     if arguments.prometheus:  # of none, too: those that have ended are to go
-        write_metrics(arguments.prometheus, [(_labels(each), each.total) for each in seen])
+        try:
+            with written(arguments.prometheus) as file:
+                file.write(_metrics(seen).encode())
+        except OSError as error:
+            message = f"{error}; name a file in a directory that you may write"
+            raise CommandError(message) from error
     return seen
 
 
@@ -178,3 +184,37 @@ def _screen(seen: list[_Seen]) -> Group:
     ]
     shown = Text(table(("", *names), facts), no_wrap=True)
     return Group(Text(title, style="bold"), shown, *advice)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+#: What stands in a label for what would end it.
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def _metrics(seen: list[_Seen]) -> str:
+    """Write the counters of jobs as node_exporter reads them.
+
+    Source: "Exposition formats", prometheus.io: the text format 0.0.4.
+    """
+    lines, explained = [], _explained()
+    counters = [each.total.as_dict() for each in seen]
+    for name, first in counters[0].items() if counters else ():
+        if isinstance(first, list):  # by tier
+            continue
+        is_counter = name in explained and name not in GAUGES
+        metric = f"overlapiter_{name}" + "_total" * is_counter
+        lines.append(f"# HELP {metric} {explained.get(name, name.replace('_', ' '))}")
+        lines.append(f"# TYPE {metric} {'counter' if is_counter else 'gauge'}")
+        for each, values in zip(seen, counters, strict=True):
+            labels = {key: str(text).translate(_ESCAPES) for key, text in _labels(each).items()}
+            words = ",".join(f'{key}="{text}"' for key, text in labels.items())
+            lines.append(f"{metric}{{{words}}} {values[name]}")
+    return "\n".join(lines) + "\n"
+
+
+def _explained() -> dict[str, str]:
+    """Return the first sentence of what each counter means."""
+    text = inspect.cleandoc(str(Stats.__doc__)).partition("Attributes:\n")[2]
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(words.split()).partition(". ")[0] for name, words in found}

@@ -75,9 +75,7 @@ def _joined(path: str) -> Iterator[Keep]:
 def read_trace(path: str, keep: Keep | None = None) -> Iterator[Event]:
     """Give the events of a trace, one after the other: all of them may not fit into memory.
 
-    Args:
-        path: The file as ``overlapiter.tracing`` writes it, ended or not.
-        keep: Called with the text of each: writing it anew would take several times as long.
+    ``keep`` is called with the text of each: writing it anew would take several times as long.
 
     Raises:
         CommandError: It is none.

@@ -29,17 +29,12 @@ from .ranks import run_as_rank
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("model", metavar="MODEL", help="Python file with build_model()")
-    parser.add_argument("train_files", metavar="TRAIN_LIST", help="list of the training files")
-    parser.add_argument(
-        "val_files", metavar="VAL_LIST", nargs="?", help="list of the validation files"
-    )
-    parser.add_argument(
-        "--settings", metavar="TOML", help="file of settings; what is given here comes before it"
-    )
-    parser.add_argument(
-        "--restart", action="store_true", help="begin anew, without the checkpoint in --out"
-    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="Python file with build_model()")
+    add("train_files", metavar="TRAIN_LIST", help="list of the training files")
+    add("val_files", metavar="VAL_LIST", nargs="?", help="list of the validation files")
+    add("--settings", metavar="TOML", help="file of settings; what is given here comes before it")
+    add("--restart", action="store_true", help="begin anew, without the checkpoint in --out")
     for field in dataclasses.fields(Settings):
         _add_setting(parser, field)
 

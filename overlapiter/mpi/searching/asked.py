@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.silence import PATIENCE
 
 from .space import Values
@@ -18,8 +19,8 @@ from .space import Values
 _BEATS = 5
 
 
-class Asked:
-    """A trial of Optuna's that a group is to train.
+class Asked(NoListener):
+    """A trial of Optuna's that a group is to train; it listens to the training.
 
     After ``timeout_seconds`` of silence another group does it again.
 
@@ -111,6 +112,7 @@ class Asked:
         self.is_pruned = bool(self._trial.should_prune())
         return self.is_pruned
 
-    def finish(self, record: dict[str, Any]) -> None:
-        """Take the record of the last epoch, which may be from before it was continued."""
-        self.value = record.get(self._metric, self.value)
+    def finish(self, records: list[dict[str, Any]] | None) -> None:
+        """Take all records, the last of which may be from before it was continued."""
+        if records:
+            self.value = records[-1].get(self._metric, self.value)

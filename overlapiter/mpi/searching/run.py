@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 from overlapiter.errors import OptionError
 from overlapiter.mpi.training import checkpoint
 from overlapiter.mpi.training.ending import expect_end, start_together
-from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder
 from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
 from overlapiter.mpi.training.worker import DesertedError, reason_of
 from overlapiter.node import launched_rank
 
-from .asked import Asked
 from .space import Values, space_of
 from .study import Study, Trial, journal_bytes
 
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
     from .groups import Group
 
 _LOOK_SECONDS = 0.2
+#: Trains a trial with the others of its group.
+_Run = Callable[..., list[dict[str, Any]] | None]
 
 
 def search(
@@ -83,7 +83,7 @@ def search(
             raise OptionError(option, f"{number}; give at least 1")
     tables = read_toml(os.fspath(space)) if isinstance(space, (str, os.PathLike)) else space
     chosen = space_of(tables, _with_metric(settings, metric))
-    run = functools.partial(_train, model, train_files, val_files)
+    run = functools.partial(train, model, train_files, val_files)
     world = ranks_of(comm)
     seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
     name = uuid.uuid4().hex
@@ -147,52 +147,18 @@ def _with_metric(settings: Values, metric: str) -> Values:
     return settings
 
 
-def _train(
-    model: str | os.PathLike[str] | Builder,
-    train_files: Any,
-    val_files: Any,
-    comm: Any,
-    values: Values,
-    asked: Asked | None,
-) -> None:
-    """Train one trial, as one rank of a group."""
-    records = train(
-        model,
-        train_files,
-        val_files,
-        comm=comm,
-        on_epoch=None if asked is None else asked.on_epoch,
-        listener=None if asked is None else _Listener(asked),
-        restart=asked is not None and not asked.is_continued,
-        **values,
-    )
-    if asked is not None and records:
-        asked.finish(records[-1])
-
-
-class _Listener(NoListener):
-    """Tells a trial that its training goes on."""
-
-    def __init__(self, asked: Asked) -> None:
-        self._asked = asked
-
-    def alive(self) -> None:
-        """Give a sign of life."""
-        self._asked.alive()
-
-
-def _follow(group: Group | _Alone, run: Callable[[Any, Values, Asked | None], None]) -> None:
+def _follow(group: Group | _Alone, run: _Run) -> None:
     """Train trials at the leader's orders, until it sends this rank home or is lost."""
     for values in group.orders():
         with contextlib.suppress(Exception):  # the leader was told, and records it, or is lost
-            run(group.comm, values, None)
+            run(comm=group.comm, **values)
 
 
 def _lead(
     group: Group | _Alone,
     study: Study,
     name: str,
-    run: Callable[[Any, Values, Asked | None], None],
+    run: _Run,
     on_trial: Callable[[Trial, Study], object],
     say: Callable[[str], object],
 ) -> None:
@@ -212,7 +178,14 @@ def _lead(
         group.order(asked.values)
         try:
             with asked.beating():
-                run(group.comm, asked.values, asked)
+                records = run(
+                    comm=group.comm,
+                    on_epoch=asked.on_epoch,
+                    listener=asked,
+                    restart=not asked.is_continued,
+                    **asked.values,
+                )
+            asked.finish(records)
         except Exception as error:
             if isinstance(error, OptionError) and error.option not in study.space.searched:
                 study.put_back(asked)  # no trial can work before the user has changed that

@@ -26,8 +26,6 @@ from overlapiter.mpi.training.settings import settings_of, split
 Choice = str | int | float | bool
 #: A trial's settings by name, and the arguments of ``build_model()``, as train takes them.
 Values = dict[str, Any]
-#: What the search itself sets.
-_OURS = ("out",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +69,7 @@ class Space:
 def space_of(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Space:
     """Return the space that the tables of a TOML file describe.
 
-    Args:
-        tables: ``space`` and ``settings``.
-        given: Fixed settings that come before those of the tables.
+    The settings that are given come before those of the tables.
 
     Raises:
         OptionError: A name is unknown, or a value cannot work.
@@ -87,9 +83,8 @@ def space_of(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Space:
         example = "learning_rate = {low = 1e-4, high = 0.1, log = true}"
         raise OptionError("space", f"there is nothing to search; write [space] and {example}")
     fixed = {**tables.get("settings", {}), **given}
-    for name in _OURS:
-        if name in fixed or name in searched:
-            raise OptionError(name, "the search sets it for each trial; leave it out")
+    if "out" in {**fixed, **searched}:
+        raise OptionError("out", "the search sets it for each trial; leave it out")
     both = sorted(searched.keys() & fixed.keys())
     if both:
         raise OptionError(both[0], "is both searched and fixed; leave one of them out")

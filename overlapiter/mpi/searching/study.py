@@ -25,6 +25,8 @@ _JOURNAL = "study.journal"
 _OWNERLESS_SECONDS = 30.0
 #: So often a trial is done again that has lost ranks; it may be what stops or ends them.
 _MOST_LOSSES = 2
+#: What becomes of a trial, the best first.
+_STATES = ("complete", "pruned", "running", "failed")
 #: So many trials may fail before any succeeds; then something else than the settings is wrong.
 _MOST_FAILURES = 5
 
@@ -112,14 +114,12 @@ class Study:
             say: Called with the trials that are given to others, since their groups are silent.
         """
         self._recover(owner, is_lost, say)
-        states = self._states()
-        if sum(states.values()) - states["waiting"] >= self._n_trials:
+        if sum(_state_of(each) != "waiting" for each in self._wanted()) >= self._n_trials:
             return None
         trial = self._study.ask()
         trial.set_user_attr("owner", owner)
-        earlier = (t for t in self._trials() if t.number < trial.number and _counts(t))
-        if sum(1 for _ in earlier) >= self._n_trials:  # another group was faster
-            self._fail(trial.number, "surplus", "")
+        if sum(each.number < trial.number for each in self._wanted()) >= self._n_trials:
+            self._fail(trial.number, "surplus", "")  # another group was faster
             return None
         # So that what is proposed does not depend on which group asks.
         with _experimental():
@@ -140,20 +140,21 @@ class Study:
 
     def is_over(self) -> bool:
         """Return whether all trials have ended."""
-        states = self._states()
-        n_ended = states["complete"] + states["pruned"] + states["failed"]
-        return n_ended >= self._n_trials and not states["running"]
+        states = [_state_of(each) for each in self._wanted()]
+        n_left = sum(state in ("running", "waiting") for state in states)
+        return len(states) - n_left >= self._n_trials and "running" not in states
 
-    def _states(self) -> dict[str, int]:
-        counts = dict.fromkeys(("complete", "pruned", "failed", "running", "waiting"), 0)
-        for trial in self._trials():
-            if _counts(trial):
-                counts[_state_of(trial)] += 1
-        return counts
+    def _wanted(self) -> list[Any]:
+        """Return Optuna's trials, without those that were done again, or are too many.
 
-    def _trials(self) -> list[Any]:
-        found: list[Any] = self._study.get_trials(deepcopy=False)
-        return found
+        One that is marked as lost may come to its end, for all that.
+        """
+        no_results = {"lost", "surplus"}
+        return [
+            each
+            for each in self._study.get_trials(deepcopy=False)
+            if _state_of(each) != "failed" or no_results.isdisjoint(each.user_attrs)
+        ]
 
     # --- telling --------------------------------------------------------------------------------
 
@@ -172,13 +173,13 @@ class Study:
             result = {"state": states.PRUNED} if asked.is_pruned else {"values": asked.value}
             with contextlib.suppress(ValueError, RuntimeError):  # it was given to another group
                 self._study.tell(asked.number, **result)
-        ended = {each.state for each in self.trials()}
-        if ended <= {"failed", "running"} and self._states()["failed"] >= _MOST_FAILURES:
+        trials = self.trials()
+        n_failed = sum(each.state == "failed" for each in trials)
+        if n_failed >= _MOST_FAILURES and {each.state for each in trials} <= {"failed", "running"}:
             raise TrainingError(
-                f"the first {self._states()['failed']} trials have all failed, the last one since "
-                f"{asked.reason}"
+                f"the first {n_failed} trials have all failed, the last one since {asked.reason}"
             )
-        return next((each for each in self.trials() if each.number == asked.number), None)
+        return next((each for each in trials if each.number == asked.number), None)
 
     def _fail(self, number: int, key: str, reason: str) -> bool:
         """Record that a trial has failed; return False if it has ended otherwise meanwhile."""
@@ -198,8 +199,8 @@ class Study:
 
         A silent group may come back and write; what it has begun is begun anew elsewhere.
         """
-        for trial in self._trials():
-            if not _counts(trial) or _state_of(trial) != "running":
+        for trial in self._wanted():
+            if _state_of(trial) != "running":
                 continue
             owner = trial.user_attrs.get("owner")
             age_seconds = time.time() - trial.datetime_start.timestamp()
@@ -226,8 +227,8 @@ class Study:
 
         The reason says why ranks were lost that trained it; empty if they end in order.
         """
-        trial = next(each for each in self._trials() if each.number == asked.number)
-        self._put_back(trial, reason)
+        trials = self._study.get_trials(deepcopy=False)
+        self._put_back(next(each for each in trials if each.number == asked.number), reason)
 
     def _put_back(self, trial: Any, reason: str = "", *, is_anew: bool = False) -> None:
         """Have a trial done again, unless it has cost ranks as often as any may."""
@@ -244,15 +245,21 @@ class Study:
 
     def trials(self) -> list[Trial]:
         """Return the trials by their numbers; those that were done again only once."""
-        return [
-            _trial_of(each, self._folder_of(each)) for each in self._trials() if _is_shown(each)
-        ]
+        trials = [_trial_of(each, self._folder_of(each)) for each in self._wanted()]
+        return [trial for trial in trials if trial.state != "waiting"]
+
+    def ranked(self) -> list[Trial]:
+        """Return the trials, complete ones first, the best before the others."""
+        sign = -1.0 if self.is_maximized else 1.0
+
+        def key(trial: Trial) -> tuple[int, float, int]:
+            return _STATES.index(trial.state), sign * (trial.value or 0.0), trial.number
+
+        return sorted(self.trials(), key=key)
 
     def best(self) -> Trial | None:
         """Return the complete trial with the best value; None if there is none."""
-        complete = [each for each in self.trials() if each.state == "complete"]
-        sign = -1.0 if self.is_maximized else 1.0
-        return min(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
+        return next((each for each in self.ranked() if each.state == "complete"), None)
 
 
 def journal_bytes(out: str) -> int:
@@ -260,18 +267,6 @@ def journal_bytes(out: str) -> int:
     with contextlib.suppress(FileNotFoundError):
         return os.path.getsize(os.path.join(out, _JOURNAL))
     return 0
-
-
-def _counts(trial: Any) -> bool:
-    """Return whether a trial of Optuna's is one of those that were wanted.
-
-    One that is marked as lost may come to its end, for all that.
-    """
-    return _state_of(trial) != "failed" or not ({"lost", "surplus"} & trial.user_attrs.keys())
-
-
-def _is_shown(trial: Any) -> bool:
-    return _counts(trial) and _state_of(trial) != "waiting"
 
 
 def _state_of(trial: Any) -> str:
