@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import field
 
-from .copier import Content, Copy
+from .copier import Content
 from .elsewhere import Holders
 from .extents import Extent
 from .outcome import Done, MakeRoom, Staged
 from .store import Wanted
+from .tiers import Copy
 
 #: So many bytes of a part are kept in memory; then they are written and published.
 _MOST_FETCHED_BYTES = 8 << 20
