@@ -158,12 +158,12 @@ class Copier:
         """Promise room in a tier until it is enough for all files, or no others may go."""
         store, again = self._tiers.stores[tier], False
         while n_left := n_files - len(promised):
-            promise = store.promise(size_bytes, n_left, again=again)
-            promised += [promise.release] * promise.n_files
-            if promise.n_files == n_left or not store.can_ever_hold(size_bytes):
+            n_kept, missing_bytes, release = store.promise(size_bytes, n_left, again=again)
+            promised += [release] * n_kept
+            if n_kept == n_left or not store.can_ever_hold(size_bytes):
                 return
             slack_bytes = n_left // _FILES_PER_SLACK * size_bytes
-            has_made_room = make_room(tier, promise.missing_bytes + slack_bytes)
+            has_made_room = make_room(tier, missing_bytes + slack_bytes)
             if again and not has_made_room:
                 return
             again = True  # others may have made room, too

@@ -20,11 +20,10 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .places import Place, Promise
+from .places import Place, Vacant
 from .segments import Segment, aligned
 from .site import Site
 from .tables import Evicted, delete_empty, lower, run_by_key
-from .vacant import Borrowed, Vacant
 
 ResultT = TypeVar("ResultT")
 
@@ -189,10 +188,16 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
+    def promise(
+        self, size_bytes: int, n_files: int, *, again: bool
+    ) -> tuple[int, int, Callable[[], None]]:
         """Keep room for small files of one size, as far as there is any.
 
         Where there was no room the last time, none is asked for but ``again``.
+
+        Returns:
+            For how many files; how many bytes lack for the others; what is to be called once for
+            each of them, before its place is asked for, or if that is not needed.
         """
         charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
@@ -213,7 +218,7 @@ class OpenGeneration:
             with self.lock:
                 self._promised_bytes -= charged_bytes
 
-        return Promise(n_files, missing_bytes, release)
+        return n_files, missing_bytes, release
 
     def _require_open(self) -> None:
         if self._is_left:
@@ -369,7 +374,7 @@ class OpenGeneration:
                 place.segment.close()
                 return
             self.settle([place])
-            if isinstance(place.segment, Borrowed):
+            if not isinstance(place.segment, Segment):
                 # Not vacant again: the disk may be unable to write there.
                 self.unfinished.append((place.segment.number, place.start, place.size))
                 return
@@ -387,11 +392,11 @@ class OpenGeneration:
         with self.lock:
             for _, segment, start, _ in places:
                 segment.n_pending -= 1
-                if isinstance(segment, Borrowed):
+                if not isinstance(segment, Segment):
                     self.vacant.settle(segment)
                 elif is_published and start == WHOLE:
                     self._release(segment)
-            if is_published and any(isinstance(place.segment, Borrowed) for place in places):
+            if is_published and not all(isinstance(p.segment, Segment) for p in places):
                 # A process that waits for this one looks at its own segments: Store.progress.
                 with contextlib.suppress(OSError):
                     os.utime(self.owner.fd)
