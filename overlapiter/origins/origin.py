@@ -17,15 +17,11 @@ _HALF = 1 << 63
 
 
 class Original(NamedTuple):
-    """What an origin tells of a file; a copy is valid while it has the same.
+    """What an origin tells of a file; a copy is valid while it has the same."""
 
-    Attributes:
-        size_bytes: Its size; 0 where it is empty, or the origin does not tell.
-        mtime_ns: When it was changed last, or a number that stands for this very content; it fits
-            64 bits with a sign, see :func:`original_of`.
-    """
-
-    size_bytes: int
+    size_bytes: int  # 0 where it is empty, or the origin does not tell
+    #: When it was changed last, or a number that stands for this very content; it fits 64 bits with
+    #: a sign, see :func:`original_of`.
     mtime_ns: int
 
 

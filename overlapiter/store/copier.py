@@ -41,35 +41,23 @@ def _release_nothing() -> None:
 
 
 class Content(NamedTuple):
-    """The bytes of a small file, on their way to a segment; ``mtime`` as in its extent.
-
-    Attributes:
-        outcome: What is to be answered once it is published.
-        read_ns: How long reading the source took; 0 if it was read from another tier.
-        release: Ends that room is kept for it.
-    """
+    """The bytes of a small file, on their way to a segment."""
 
     wanted: Wanted
     data: bytes
-    mtime: int
+    mtime: int  # as in its extent
     checksum: int
-    outcome: Outcome
-    read_ns: int = 0
+    outcome: Outcome  # what is to be answered once it is published
+    read_ns: int = 0  # how long reading the source took; 0 if it was read from another tier
     release: Release = _release_nothing
 
 
 class Room(NamedTuple):
-    """Where files may be written.
+    """Where files may be written."""
 
-    Attributes:
-        tiers: Those that may be asked for room, the fastest first.
-        make_room: Asked while a tier has no room; None if nothing can be evicted.
-        home: The tier that has the claims, the fastest to stage in; None if there are none.
-    """
-
-    tiers: range
-    make_room: MakeRoom | None = None
-    home: int | None = None
+    tiers: range  # those that may be asked for room, the fastest first
+    make_room: MakeRoom | None = None  # asked while one has none; None if nothing can be evicted
+    home: int | None = None  # the tier that has the claims, the fastest one; None without claims
 
 
 class Copier:

@@ -14,27 +14,17 @@ _MOST_NAME_BYTES = 60_000
 
 
 class Holders(NamedTuple):
-    """Which nodes may hold a file.
+    """Which nodes may hold a file."""
 
-    Attributes:
-        nodes: Their numbers, the best first; this node may be among them.
-        is_coming: Whether the first one may be about to stage it.
-    """
-
-    nodes: tuple[int, ...]
-    is_coming: bool = False
+    nodes: tuple[int, ...]  # the best first; this node may be among them
+    is_coming: bool = False  # whether the first one may be about to stage it
 
 
 class FetchedFile(OriginalFile, Protocol):
-    """A file that another node sends.
+    """A file that another node sends."""
 
-    Attributes:
-        checksum: As that node has it.
-        is_fresh: Whether the job has compared it with its source.
-    """
-
-    checksum: int
-    is_fresh: bool
+    checksum: int  # as that node has it
+    is_fresh: bool  # whether the job has compared it with its source
 
 
 #: Takes the file that a node sends, or None if no node does; returns whether it was right.

@@ -31,23 +31,14 @@ _KEPT_ELSEWHERE = 2**61
 
 
 class Victim(NamedTuple):
-    """An example whose staged files may be evicted.
+    """An example whose staged files may be evicted."""
 
-    Attributes:
-        example: Its index.
-        tier: Where its files are; 0 is the fastest tier.
-        kept: Numbers of those of its files that another example needs sooner.
-        paths: Its files, where the dataset does not declare them.
-        is_guess: Whether this run has not looked it up, so it may not be there.
-        size_bytes: About what evicting it gives back.
-    """
-
-    example: int
-    tier: int
-    kept: tuple[int, ...] = ()
-    paths: tuple[str, ...] = ()
-    is_guess: bool = False
-    size_bytes: int = 0
+    example: int  # its index
+    tier: int  # where its files are; 0 is the fastest tier
+    kept: tuple[int, ...] = ()  # numbers of those of its files that another example needs sooner
+    paths: tuple[str, ...] = ()  # its files, where the dataset does not declare them
+    is_guess: bool = False  # whether this run has not looked it up, so it may not be there
+    size_bytes: int = 0  # about what evicting it gives back
 
 
 class Eviction:

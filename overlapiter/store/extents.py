@@ -34,26 +34,15 @@ _CHUNK_BYTES = 4 << 20
 
 
 class Extent(NamedTuple):
-    """The place of a staged file.
+    """The place of a staged file."""
 
-    Attributes:
-        key: Number of the file, see :func:`key_of`.
-        tier: The tier of the staging directory; 0 is the fastest one.
-        segment: Number of the segment.
-        start: Where the bytes begin in it; WHOLE if the segment is this file alone.
-        size: Bytes.
-        mtime: Modification time of the source when it was copied, in nanoseconds, or a number that
-            stands for its version.
-        checksum: Of the bytes, see :func:`checksum_of`.
-    """
-
-    key: int
-    tier: int
+    key: int  # of the file, see key_of
+    tier: int  # of the staging directory; 0 is the fastest one
     segment: int
-    start: int
-    size: int
-    mtime: int
-    checksum: int
+    start: int  # where the bytes begin in the segment; WHOLE if it is this file alone
+    size: int  # in bytes
+    mtime: int  # of the source when it was copied, in ns, or a number that stands for its version
+    checksum: int  # of the bytes, see checksum_of
 
     @property
     def is_whole(self) -> bool:

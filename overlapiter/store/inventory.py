@@ -67,21 +67,13 @@ class StagedFile(NamedTuple):
 
 
 class Accounts(NamedTuple):
-    """What the segments are charged for, and what lies on the disk.
+    """What the segments are charged for, and what lies on the disk."""
 
-    Attributes:
-        total_bytes: What the capacity is compared with.
-        charged_bytes: The sum of what all segments are charged for.
-        disk_bytes: What they take.
-        n_miscounted: Closed segments that are charged for other bytes than those of their files.
-        n_left: Segments that processes which were killed have left open, or without a row.
-    """
-
-    total_bytes: int
-    charged_bytes: int
-    disk_bytes: int
-    n_miscounted: int
-    n_left: int
+    total_bytes: int  # what the capacity is compared with
+    charged_bytes: int  # the sum of what all segments are charged for
+    disk_bytes: int  # what they take
+    n_miscounted: int  # closed segments that are charged for other bytes than those of their files
+    n_left: int  # segments that processes which were killed have left open, or without a row
 
     @property
     def is_right(self) -> bool:

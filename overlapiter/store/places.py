@@ -37,19 +37,12 @@ class Giver(Protocol):
 
 
 class Place(NamedTuple):
-    """Where the bytes of a file are to be written; ends with publishing or giving up.
+    """Where the bytes of a file are to be written; ends with publishing or giving up."""
 
-    Attributes:
-        generation: The generation that gave it.
-        segment: The segment; owned by this process, or borrowed.
-        start: Where in it; WHOLE if the segment is for this file alone.
-        size: Bytes that are charged, in whole blocks.
-    """
-
-    generation: Giver
-    segment: OpenSegment
-    start: int
-    size: int
+    generation: Giver  # which gave it
+    segment: OpenSegment  # owned by this process, or borrowed
+    start: int  # where in it; WHOLE if the segment is for this file alone
+    size: int  # the bytes that are charged, in whole blocks
 
 
 def write_files(files: Sequence[tuple[Place, bytes]]) -> None:
