@@ -35,12 +35,8 @@ _PATIENCE_SECONDS = 0.2
 class OpenGeneration:
     """A generation that this process has open. Safe for threads.
 
-    Args:
-        path: The generation.
-        site: Of the store.
-        run: The number of the run.
-        introduce: Notes the run, in the transaction that makes this process known.
-        patience: For how long to wait for reading and for writing.
+    ``introduce`` notes the run, in the transaction that makes this process known; ``patience`` says
+    for how long to wait for reading and for writing.
 
     Attributes:
         folder: The folder of its segments.
@@ -93,9 +89,11 @@ class OpenGeneration:
     ) -> None:
         self.can_punch = can_punch(self.path)
         self.index = Index(index_path(self.path), *patience)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.index.close)
             note_boot = boot.check(self.index, self.block_bytes, self.limits.disk_bytes)
             self.owner = self._segment = Segment(self.folder, self.block_bytes)
+            failed.callback(self.owner.remove)
             self._own = {self.owner.number: self.owner}
 
             def enter(cursor: Cursor) -> int:
@@ -106,14 +104,8 @@ class OpenGeneration:
                 introduce(cursor)
                 return boots
 
-            try:
-                self.boots = self.index.write(enter)
-            except BaseException:
-                self.owner.remove()
-                raise
-        except BaseException:
-            self.index.close()
-            raise
+            self.boots = self.index.write(enter)
+            failed.pop_all()
 
     def is_gone(self) -> bool:
         """Return whether it was thrown away, or `rm` has removed the index or the segments."""

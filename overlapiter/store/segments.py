@@ -247,17 +247,9 @@ def is_owned(folder: str, number: int) -> bool:
 
 def remove_garbage(folder: str, number: int) -> None:
     """Remove a file that no row of the index names, unless a process owns it."""
-    try:
-        fd = open_to_write(folder, number)
-    except OSError:  # gone, or none of ours
-        return
-    try:
+    with contextlib.suppress(OSError), _opened(folder, number) as fd:  # gone, or none of ours
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who has made it sees that it is gone
         remove(folder, number)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(fd)
 
 
 def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | None = None) -> None:

@@ -435,8 +435,10 @@ class Stager:
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
-        written, reasons = self._copier.write(batch.contents, self._room(part))
-        copies, failed = batch.copies + written, [*batch.failed, *reasons]
+        contents = [got for got in batch.values() if isinstance(got, Content)]
+        copies, reasons = self._copier.write(contents, self._room(part))
+        copies += [got for got in batch.values() if isinstance(got, Copy)]
+        failed = [key for key, got in batch.items() if isinstance(got, Staged)] + [*reasons]
         self._note(part, reasons | self._tiers.publish(copies, failed, part.home))
 
     def _note(self, part: Part, answers: Mapping[int, Staged]) -> None:
