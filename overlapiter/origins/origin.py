@@ -39,18 +39,10 @@ class Origin(Protocol):
     """Gives the store the files of one source root. Safe for threads."""
 
     def stat(self, path: str) -> Original:
-        """Tell what a file is now. Blocks while the origin is asked.
-
-        Raises:
-            OSError: It is missing or unreadable.
-        """
+        """Tell what a file is now. Blocks. Raises OSError if it is missing or unreadable."""
 
     def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
-        """Open a file, for the length of a ``with`` block.
-
-        Raises:
-            OSError: It is missing or unreadable.
-        """
+        """Open a file, for the length of a ``with`` block. Raises OSError as :meth:`stat`."""
 
 
 class LocalOrigin:

@@ -54,12 +54,9 @@ class Comparer:
         return self._validate == "checksum" or not found.is_verified or is_suspect
 
     def is_right(self, found: Found, original: Original | None, is_suspect: bool) -> bool:
-        """Return whether a copy is what its source is; None for one that nothing asks.
+        """Return whether a copy is what its source is; ``original`` is None if nothing asks it.
 
-        Args:
-            found: The copy.
-            original: What the source is.
-            is_suspect: Whether a file reader has found the copy damaged.
+        ``is_suspect`` says whether a file reader has found the copy damaged.
         """
         extent = found.extent
         if original is not None and original != (extent.size, extent.mtime):

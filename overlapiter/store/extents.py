@@ -119,11 +119,7 @@ class Checksum:
 
 
 class ExtentReader:
-    """Reads extents, and keeps their segments open. For one thread.
-
-    Args:
-        directories: The staging directory of each tier, the fastest first.
-    """
+    """Reads extents in the directories of all tiers, keeps segments open. For one thread."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self._directories = directories
@@ -134,11 +130,7 @@ class ExtentReader:
         self._verified: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def read(self, extent: Extent) -> bytes:
-        """Return the bytes of a small file.
-
-        Raises:
-            DamagedError: They are gone, damaged or cannot be read.
-        """
+        """Return the bytes of a small file. Raises DamagedError unless they are those copied."""
         key, tier, segment, start, size, mtime, checksum = extent
         try:
             fd, length = self._open[tier, segment]
@@ -158,11 +150,7 @@ class ExtentReader:
         return data
 
     def path_of(self, extent: Extent) -> str:
-        """Return the path of the segment that is a large file; it is read if it is not known.
-
-        Raises:
-            DamagedError: As :meth:`read`.
-        """
+        """Return the path of a large file; reads it if need be. Raises DamagedError."""
         try:
             fd, path = self._open_segment(extent.tier, extent.segment)
             try:
@@ -182,11 +170,7 @@ class ExtentReader:
         return path
 
     def open_whole(self, extent: Extent) -> int:
-        """Return a descriptor of the segment that is a large file, which is not verified.
-
-        Raises:
-            OSError: It is gone, or the disk failed.
-        """
+        """Return a descriptor of a large file, not verified. Raises OSError if that cannot be."""
         return self._open_segment(extent.tier, extent.segment)[0]
 
     def is_as_verified(self, extent: Extent) -> bool:

@@ -47,9 +47,7 @@ class LocalFiles:
     def path_of(self, extent: Extent, source_path: str) -> str:
         """Return the path of a file with the content of an extent, until :meth:`forget`.
 
-        Raises:
-            DamagedError: The bytes are not those that were staged.
-            OSError: It cannot be made.
+        Raises DamagedError if the bytes are not those staged, OSError if it cannot be made.
         """
         path = self._paths.get(extent.key)
         if path is None:

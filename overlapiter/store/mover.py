@@ -37,8 +37,7 @@ class Mover:
     def lift(self, low: Mapping[Wanted, Extent]) -> tuple[dict[int, Staged], list[Wanted]]:
         """Have copies in slower tiers rise to the fastest one, as far as it has room.
 
-        Returns:
-            The answers for those that lie there now, and the files that other processes copy.
+        Returns the answers for those that lie there now, and the files that other processes copy.
         """
         tiers = self._tiers
         if not tiers.is_well(0):
@@ -66,9 +65,7 @@ class Mover:
     ) -> dict[int, Staged | None]:
         """Have files sink from a tier to slower ones that have room, or go for good.
 
-        Returns:
-            For each key that was staged in the tier: what became of its copy; None if there is
-            none.
+        Returns what became of the copy of each that was staged in the tier; None if there is none.
         """
         store = self._tiers.stores[tier]
         slower = range(tier + 1, len(self._tiers.stores))

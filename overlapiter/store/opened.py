@@ -48,10 +48,7 @@ class OpenGeneration:
         unfinished: What was evicted, and could not be given back or noted yet.
         vacant: What was evicted, and is kept to be written to again.
 
-    Raises:
-        OSError: The disk failed, or is full.
-        IndexBusyError: Another process keeps the index locked.
-        IndexDamagedError: The index is damaged.
+    Raises as :class:`.Index`.
     """
 
     def __init__(

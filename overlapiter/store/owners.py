@@ -88,10 +88,8 @@ class Owners:
     ) -> tuple[int, ...]:
         """Return those files of an example that another one reads before it does.
 
-        Args:
-            index: The example.
-            next_use: The position of the next use of each example.
-            settled: All that was handed out before this position has been read.
+        ``next_use`` has a position for each example; all that was handed out before ``settled`` has
+        been read.
         """
         own = int(next_use[index])
         return tuple(

@@ -46,11 +46,7 @@ class Place(NamedTuple):
 
 
 def write_files(files: Sequence[tuple[Place, bytes]]) -> None:
-    """Write small files to their places, those that follow each other in few calls.
-
-    Raises:
-        OSError: The disk failed, or is full.
-    """
+    """Write small files to their places. Raises OSError if the disk failed, or is full."""
     stretches: list[tuple[Place, list[tuple[int, bytes]]]] = []
     end, n_bytes = None, 0
     for place, data in sorted(files, key=lambda file: (file[0].segment.number, file[0].start)):
@@ -91,11 +87,7 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
 
 
 def fill(cursor: Cursor, places: Sequence[Place], owner: int) -> None:
-    """Note that places of a process hold files from now on.
-
-    Raises:
-        StaleError: Another process has taken over what this one held.
-    """
+    """Note that places hold files from now on. Raises StaleError if they were taken over."""
     own = {place.segment.number for place in places if isinstance(place.segment, Segment)}
     for number in own:
         statement = "SELECT 1 FROM segment WHERE id=? AND owner=?"
@@ -161,11 +153,7 @@ class Vacant:
     # --- their segments -----------------------------------------------------------------------
 
     def borrow(self, number: int) -> OpenSegment:
-        """Return a segment, opened; it is returned once none of its places is pending.
-
-        Raises:
-            OSError: It is gone, or the disk failed.
-        """
+        """Return a segment, open until none of its places is pending. Raises OSError."""
         if number not in self._borrowed:
             self._borrowed[number] = OpenSegment(number, open_to_write(self._folder, number))
         return self._borrowed[number]

@@ -62,9 +62,7 @@ class OpenSegment:
 class Segment(OpenSegment):
     """A new segment, which this process owns until it is closed. Not safe for threads.
 
-    Args:
-        folder: The folder of the segments.
-        block_bytes: Places are multiples of it, so that a hole gives back whole blocks.
+    Places are multiples of ``block_bytes``, so that a hole gives back whole blocks.
 
     Attributes:
         most_bytes: How large it may become.
@@ -108,11 +106,7 @@ class Segment(OpenSegment):
         return start
 
     def extend(self, size_bytes: int) -> None:
-        """Allocate what was charged, behind what is reserved.
-
-        Raises:
-            OSError: The disk has no room (ENOSPC, EDQUOT), or failed; nothing is allocated.
-        """
+        """Allocate what was charged, behind what is reserved; nothing if that raises OSError."""
         try:
             allocate(self.fd, self.reserved, size_bytes)
         except OSError as error:
@@ -255,11 +249,8 @@ def remove_garbage(folder: str, number: int) -> None:
 def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | None = None) -> None:
     """Give back places of a segment, what was written longest ago first.
 
-    Args:
-        folder: The folder of the segments.
-        number: The segment; one that is gone has given back everything.
-        places: Starts and sizes in bytes, both in whole blocks.
-        end: Give back all behind it, too, if it is given.
+    A segment that is gone has given back everything. The places are starts and sizes in bytes, both
+    in whole blocks; all behind ``end`` is given back, too.
     """
     with contextlib.suppress(*_GONE), _opened(folder, number) as fd:
         holes = _joined(places)

@@ -464,8 +464,7 @@ class Stager:
             For each key that was staged in the tier: where it is now; None if it is gone.
 
         Raises:
-            OSError: The disk of the tier failed.
-            IndexBusyError: Another process keeps its index locked.
+            OSError: The disk of the tier failed; IndexBusyError: its index is locked.
         """
         moved = self._mover.evict(files, tier, make_room)
         with self._lock:
