@@ -228,7 +228,7 @@ class OpenGeneration:
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
                 whole = self._new_whole(charged_bytes)
-                places = [] if whole is None else [Place(self, whole, WHOLE, charged_bytes)]
+                places = [] if whole is None else [Place(self.give_up, whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
         return places
@@ -250,7 +250,7 @@ class OpenGeneration:
             if place is None:
                 if charged_bytes > segment.surplus_bytes:
                     break  # what is vacant has other sizes
-                place = Place(self, segment, segment.take(charged_bytes), charged_bytes)
+                place = Place(self.give_up, segment, segment.take(charged_bytes), charged_bytes)
             places.append(place)
             spare_bytes -= charged_bytes
         return places
@@ -267,7 +267,7 @@ class OpenGeneration:
         while place := self.vacant.take(charged_bytes):
             number, start, size_bytes = place
             try:
-                return Place(self, self.vacant.borrow(number), start, size_bytes)
+                return Place(self.give_up, self.vacant.borrow(number), start, size_bytes)
             except OSError:
                 self.unfinished.append(place)
         return None
@@ -358,6 +358,13 @@ class OpenGeneration:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
+        try:
+            self._give_up(place)
+        except OSError:
+            if not self.is_gone():  # else there is nothing to give back
+                raise
+
+    def _give_up(self, place: Place) -> None:
         with self.lock:
             if not self.is_here(place):  # it was published, or given up, before
                 place.segment.close()

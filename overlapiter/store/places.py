@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from .extents import WHOLE
 from .index import Cursor, StaleError
@@ -26,20 +26,10 @@ _MOST_BYTES_AT_ONCE = 1 << 20
 _MOST_ZEROS = 64 << 10
 
 
-class Giver(Protocol):
-    """A generation, as what it gives places for knows it."""
-
-    def give_up(self, place: Place) -> None:
-        """Take a place back at which no copy was completed."""
-
-    def is_gone(self) -> bool:
-        """Return whether it was thrown away, or removed."""
-
-
 class Place(NamedTuple):
     """Where the bytes of a file are to be written; ends with publishing or giving up."""
 
-    generation: Giver  # which gave it
+    give_up: Callable[[Place], None]  # of the generation that gave it
     segment: OpenSegment  # owned by this process, or borrowed
     start: int  # where in it; WHOLE if the segment is for this file alone
     size: int  # the bytes that are charged, in whole blocks

@@ -348,11 +348,7 @@ class Store:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
-        try:
-            place.generation.give_up(place)
-        except OSError:
-            if not place.generation.is_gone():  # else there is nothing to give back
-                raise
+        place.give_up(place)
 
     # --- evicting -----------------------------------------------------------------------------
 
