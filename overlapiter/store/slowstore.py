@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from overlapiter.origins.bulk import Bulk, BulkRead
@@ -77,20 +77,25 @@ class SlowStore:
     def ask(self, file: Wanted, *, only_look: bool) -> Read:
         """Look at a file; or read it, or open it if it is large. Blocks."""
         self._asked[file.key] = None
-        read, began_ns = Read(), time.monotonic_ns()
+        original, data, error, large = Original(0, 0), None, None, None
+        began_ns = time.monotonic_ns()
         try:
             if only_look:
-                read = Read(self._origin.stat(file.path))
+                original = self._origin.stat(file.path)
             else:
                 with contextlib.ExitStack() as stack:
-                    read = _read(stack.enter_context(self._origin.open(file.path)), stack)
-        except (OSError, ValueError) as error:  # no file can have a path with a null in it
-            if read.data is None:  # else all has come, and closing alone failed
-                read = Read(error=error)
-        read = read._replace(took_ns=time.monotonic_ns() - began_ns)
-        if read.large is None:
-            self._end(_LOOK if only_look else _READ, file, read.took_ns, len(read.data or b""))
-        return read
+                    source = stack.enter_context(self._origin.open(file.path))
+                    original = source.stat()
+                    if original.size_bytes <= CHUNK_BYTES:
+                        data = _data_of(source, original)
+                    else:
+                        large = source, stack.pop_all().close
+        except (OSError, ValueError) as caught:  # no file can have a path with a null in it
+            error = caught if data is None else None  # else closing alone failed
+        took_ns = time.monotonic_ns() - began_ns
+        if large is None:
+            self._end(_LOOK if only_look else _READ, file, took_ns, len(data or b""))
+        return Read(original, took_ns, data, error, large)
 
     @contextlib.contextmanager
     def opened(self, wanted: Wanted, read: Read) -> Iterator[TimedFile]:
@@ -111,13 +116,13 @@ class SlowStore:
 
     # --- in bulk ------------------------------------------------------------------------------
 
-    def ask_in_bulk(self, asked: Mapping[Wanted, object], *, only_look: bool) -> bool:
+    def ask_in_bulk(self, asked: Iterable[tuple[Wanted, object]], *, only_look: bool) -> bool:
         """Ask for files, each with what is to come back; return False if that takes jobs."""
         if self._bulk is None or not self._bulk.has_threads:
             return False
-        self._asked.update(dict.fromkeys(file.key for file in asked))
         what = _LOOK if only_look else _READ
-        tokens = [((what, file, back), file.path) for file, back in asked.items()]
+        tokens = [((what, file, back), file.path) for file, back in asked]
+        self._asked.update([(file.key, None) for (_, file, _), _ in tokens])
         self._bulk.submit(tokens, only_look=only_look)
         return True
 
@@ -144,14 +149,11 @@ class SlowStore:
         return taken
 
 
-def _read(source: OriginalFile, stack: contextlib.ExitStack) -> Read:
-    original = source.stat()
-    if original.size_bytes > CHUNK_BYTES:
-        return Read(original, large=(source, stack.pop_all().close))
+def _data_of(source: OriginalFile, original: Original) -> bytes | None:
     if not original.size_bytes:  # it is empty, or does not tell: a file reader reads it there
-        return Read(original)
+        return None
     data = read_whole(source, original.size_bytes)
-    return Read(original, data=data if source.stat() == original else None)  # else it is written
+    return data if source.stat() == original else None  # else it is being written
 
 
 def read_whole(source: OriginalFile, size_bytes: int) -> bytes:

@@ -157,8 +157,8 @@ class Stager:
 
         That takes jobs if the caller waits for a part: then no other thread brings the answers.
         """
-        by_file = {each.file: each for each in asked}
-        if part.partly and self._slow_store.ask_in_bulk(by_file, only_look=only_look):
+        in_bulk = ((each.file, each) for each in asked)
+        if part.partly and self._slow_store.ask_in_bulk(in_bulk, only_look=only_look):
             return []
 
         def ask(each: _Comparison | _Reading) -> None:
