@@ -429,6 +429,7 @@ class Stager:
         self._read_alone(part, file)
 
     def _read_alone(self, part: Part, file: Wanted) -> None:
+        """Read a file from the source, since no node has it."""
         self._do(self._read(part, [file]))
 
     # --- what is copied -----------------------------------------------------------------------

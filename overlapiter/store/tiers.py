@@ -133,10 +133,8 @@ class Tiers:
     ) -> tuple[Claim, int] | Staged:
         """Claim files in the fastest tier that is well, or at ``home``, where others of a part are.
 
-        Outdated copies are dropped in each tier.
-
-        Returns:
-            The claim and its tier; the answer for all files if there is none.
+        Outdated copies are dropped in each tier. Returns the claim and its tier, or the answer for
+        all files.
         """
         claimed, answer = None, Staged(Outcome.FAILED)
         for tier, store in enumerate(self.stores):
