@@ -19,6 +19,7 @@ ResultT = TypeVar("ResultT")
 CHUNK_BYTES = 256 << 10
 
 _LOOK, _READ = "stat", "read slow store"
+_UNKNOWN = Original(0, 0)
 
 
 class Read(NamedTuple):
@@ -28,8 +29,8 @@ class Read(NamedTuple):
     or it is empty, or changed meanwhile, or was only to be looked at.
     """
 
-    original: Original = Original(0, 0)
-    took_ns: int = 0
+    original: Original
+    took_ns: int
     data: bytes | None = None
     error: Exception | None = None
     large: tuple[OriginalFile, Callable[[], None]] | None = None
@@ -77,7 +78,7 @@ class SlowStore:
     def ask(self, file: Wanted, *, only_look: bool) -> Read:
         """Look at a file; or read it, or open it if it is large. Blocks."""
         self._asked[file.key] = None
-        original, data, error, large = Original(0, 0), None, None, None
+        original, data, error, large = _UNKNOWN, None, None, None
         began_ns = time.monotonic_ns()
         try:
             if only_look:

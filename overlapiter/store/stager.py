@@ -180,11 +180,10 @@ class Stager:
         for asked, read in came:
             if isinstance(asked, _Comparison):
                 self._take_look(asked, read, do)
-                continue
-            part, file, release = asked
-            if read.large is not None:
+            elif read.large is not None:
                 do(functools.partial(self._copy, asked, read))
             else:
+                part, file, release = asked
                 got = self._copier.take(read, file, part.home, release)
                 small.setdefault(part, {})[file] = got
         for part, copied in small.items():
