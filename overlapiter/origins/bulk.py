@@ -17,26 +17,16 @@ class BulkRead(NamedTuple):
 
     If it was read there are ``data``; if it is too large, a descriptor. Else it cannot be read, and
     there is an error; or it is empty, or was changed meanwhile, or was only to be looked at.
-
-    Attributes:
-        token: What came with the path.
-        error: ``errno``; 0 if there was none.
-        fd: Of the file, opened and not read, see :meth:`Bulk.lent`; -1 if it is closed.
-        size_bytes: Its size.
-        mtime_ns: As :class:`.Original` has it.
-        began_ns: When the source was asked, by ``time.monotonic_ns()``.
-        ended_ns: When the last answer had come.
-        data: All of its bytes, as they lie in the memory into which they were read.
     """
 
-    token: Any
-    error: int
-    fd: int
+    token: Any  # what came with the path
+    error: int  # ``errno``; 0 if there was none
+    fd: int  # of the file, opened and not read, see Bulk.lent; -1 if it is closed
     size_bytes: int
-    mtime_ns: int
-    began_ns: int
-    ended_ns: int
-    data: memoryview | None
+    mtime_ns: int  # as Original has it
+    began_ns: int  # when the source was asked, by ``time.monotonic_ns()``
+    ended_ns: int  # when the last answer had come
+    data: memoryview | None  # all of its bytes, as they lie in the memory that took them
 
     def failure(self) -> OSError:
         """Return the error as the calls of ``os`` raise it."""

@@ -29,11 +29,7 @@ class Direct:
         newline: str | None = None,
         **_others: Any,
     ) -> IO[Any]:
-        """Open a file for reading; takes the arguments of the built-in ``open``.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """Open a file for reading, as the built-in ``open``. Raises OSError if that fails."""
         raw = RemoteFile(self._origin, url)
         raw.stat()
         if "b" in mode:

@@ -17,15 +17,11 @@ _HALF = 1 << 63
 
 
 class Original(NamedTuple):
-    """What an origin tells of a file; a copy is valid while it has the same.
+    """What an origin tells of a file; a copy is valid while it has the same."""
 
-    Attributes:
-        size_bytes: Its size; 0 where it is empty, or the origin does not tell.
-        mtime_ns: When it was changed last, or a number that stands for this very content; it fits
-            64 bits with a sign, see :func:`original_of`.
-    """
-
-    size_bytes: int
+    size_bytes: int  # 0 where it is empty, or the origin does not tell
+    #: When it was changed last, or a number that stands for this very content; it fits 64 bits with
+    #: a sign, see :func:`original_of`.
     mtime_ns: int
 
 
@@ -43,18 +39,10 @@ class Origin(Protocol):
     """Gives the store the files of one source root. Safe for threads."""
 
     def stat(self, path: str) -> Original:
-        """Tell what a file is now. Blocks while the origin is asked.
-
-        Raises:
-            OSError: It is missing or unreadable.
-        """
+        """Tell what a file is now. Blocks. Raises OSError if it is missing or unreadable."""
 
     def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
-        """Open a file, for the length of a ``with`` block.
-
-        Raises:
-            OSError: It is missing or unreadable.
-        """
+        """Open a file, for the length of a ``with`` block. Raises OSError as :meth:`stat`."""
 
 
 class LocalOrigin:

@@ -162,7 +162,7 @@ class Access:
     def close(self, *, is_last: bool = False) -> None:
         """Close the generation in use, if it is open.
 
-        It may be opened anew, unless that ``is_last``: then what threads do at this moment is
+        It may be opened anew, unless this ``is_last``: then what threads do at this moment is
         waited for, and nothing is done after it.
         """
         if is_last:

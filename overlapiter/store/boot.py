@@ -32,7 +32,7 @@ def check(index: Index, block_bytes: int, disk_bytes: int) -> Callable[[Cursor],
     if index.value("SELECT value FROM fact WHERE name='boot'") not in (boot, ""):
         from concurrent.futures import ThreadPoolExecutor  # takes a while to load
 
-        # Side by side: SQLite does both without Python's lock,.
+        # Side by side: SQLite does both without Python's lock.
         with ThreadPoolExecutor(1) as pool:
             counted = pool.submit(index.read, lambda cursor: surpluses(cursor, block_bytes))
             index.check()

@@ -1,4 +1,4 @@
-"""The copier: reads source files, and writes what was read to the tiers.
+"""The copier: writes what was read of source files to the tiers.
 
 A file of up to 256 KiB is read at once and kept in memory until the other files of its part are
 read too: all of them take few writes, one where they lie side by side, and one transaction. A
@@ -11,24 +11,19 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from overlapiter.origins.bulk import BulkRead
-from overlapiter.origins.origin import LocalFile, Origin, Original, OriginalFile
+from overlapiter.origins.origin import Original, OriginalFile
 
 from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
-from .health import Health
 from .index import IndexBusyError
-from .outcome import MakeRoom, NoteAnswers, Outcome, Staged
+from .outcome import MakeRoom, Outcome, Staged
 from .places import write_files
 from .segments import write
-from .store import Place, Store, Wanted
-
-ResultT = TypeVar("ResultT")
-
-#: What is read at once; smaller files are written together.
-CHUNK_BYTES = 256 << 10
+from .slowstore import CHUNK_BYTES, Read, SlowStore, read_whole
+from .store import Place, Wanted
+from .tiers import Copy, Tiers
 
 #: For so many files that are to be read room is made for one more: some are larger than the mean.
 _FILES_PER_SLACK = 8
@@ -46,83 +41,31 @@ def _release_nothing() -> None:
 
 
 class Content(NamedTuple):
-    """The bytes of a small file, on their way to a segment; ``mtime`` as in its extent.
-
-    Attributes:
-        outcome: What is to be answered once it is published.
-        read_ns: How long reading the source took; 0 if it was read from another tier.
-        release: Ends that room is kept for it.
-    """
+    """The bytes of a small file, on their way to a segment."""
 
     wanted: Wanted
     data: bytes | memoryview
-    mtime: int
+    mtime: int  # as in its extent
     checksum: int
-    outcome: Outcome
-    read_ns: int = 0
+    outcome: Outcome  # what is to be answered once it is published
+    read_ns: int = 0  # how long reading the source took; 0 if it was read from another tier
     release: Release = _release_nothing
 
 
-class Opened(NamedTuple):
-    """A source file that was opened, and how long that took."""
+class Room(NamedTuple):
+    """Where files may be written."""
 
-    file: LocalFile
-    took_ns: int
-
-
-class _TimedFile:
-    """A source file; ``took_ns`` is how long its answers took, without what is done between."""
-
-    def __init__(self, file: OriginalFile, took_ns: int) -> None:
-        self._file = file
-        self.took_ns = took_ns
-
-    def stat(self) -> Original:
-        """Tell what the file is now."""
-        return self._timed(self._file.stat)
-
-    def read(self, size_bytes: int) -> bytes:
-        """Return up to so many bytes more."""
-        return self._timed(self._file.read, size_bytes)
-
-    def _timed(self, call: Callable[..., ResultT], *arguments: object) -> ResultT:
-        began_ns = time.monotonic_ns()
-        try:
-            return call(*arguments)
-        finally:
-            self.took_ns += time.monotonic_ns() - began_ns
-
-
-class Copy(NamedTuple):
-    """A copy that is complete and not published; the answer is for when it is."""
-
-    wanted: Wanted
-    place: Place
-    extent: Extent
-    answer: Staged
+    tiers: range  # those that may be asked for room, the fastest first
+    make_room: MakeRoom | None = None  # asked while one has none; None if nothing can be evicted
+    home: int | None = None  # the tier that has the claims, the fastest one; None without claims
 
 
 class Copier:
-    """Copies files. Safe for threads. The arguments are those of the stager.
+    """Copies files. Safe for threads."""
 
-    What several methods take:
-
-    * ``tiers``: those that may be asked for room, the fastest first;
-    * ``make_room``: asked while a tier has no room; None if nothing can be evicted;
-    * ``home``: the tier that has the claims, the fastest to stage in; None if there are none.
-    """
-
-    def __init__(
-        self,
-        stores: Sequence[Store],
-        origin: Origin,
-        health: Health,
-        note_answers: NoteAnswers,
-    ) -> None:
-        self._stores = stores
-        self._origin = origin
-        self._health = health
-        self._note_answers = note_answers
+    def __init__(self, tiers: Tiers, slow_store: SlowStore) -> None:
+        self._tiers = tiers
+        self._slow_store = slow_store
         self._mean_bytes = 0.0  # of what files take of the segments that they share
         #: Held while room is made for files that are to be read: else others would take it.
         self._making_room = threading.Lock()
@@ -133,103 +76,64 @@ class Copier:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def fetch(
-        self,
-        file: Wanted,
-        home: int,
-        make_room: MakeRoom | None,
-        release: Release | None,
-        opened: Opened | None = None,
-    ) -> Content | Copy | Staged:
-        """Read a small source file, copy a large one, or say why that cannot be.
-
-        If it is ``opened`` already, it is large. Without ``release`` no room is kept for it yet.
-        """
-        release = release or next(iter(self.promise(1, home, make_room)), None)
-        if release is None:
-            return Staged(Outcome.REFUSED)
-        got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
-        data, read_bytes = b"", 0
-        began_ns, source = time.monotonic_ns(), None
-        try:
-            with opened.file if opened else self._origin.open(file.path) as given:
-                took_ns = opened.took_ns if opened else time.monotonic_ns() - began_ns
-                source = _TimedFile(given, took_ns)
-                original = source.stat()
-                if original.size_bytes > CHUNK_BYTES:
-                    release()  # what it takes is known now
-                    release = _release_nothing
-                    tiers = range(home, len(self._stores))
-                    got = self.copy_long(file, source, original, tiers, make_room, home)
-                    read_bytes = got.extent.size if isinstance(got, Copy) else 0
-                elif original.size_bytes:  # else it is empty, or does not tell: read it there
-                    data = _read(source, original.size_bytes)
-                    if source.stat() == original:  # else it is being written: not ours to keep
-                        read_bytes = original.size_bytes
-        except (OSError, ValueError) as error:  # no file can have a path with a null in it
-            if not read_bytes:  # else all has come, and closing alone failed
-                got = self._health.blame_source(home, error)
-        read_ns = source.took_ns if source else time.monotonic_ns() - began_ns
-        self._note_answers("read slow store", [(file.path, read_ns, read_bytes)])
-        if isinstance(got, Copy):
-            return got._replace(answer=got.answer._replace(read_ns=read_ns))
-        if data and read_bytes:
-            return _content_of(file, data, original.mtime_ns, read_ns, release)
+    def take(self, read: Read, file: Wanted, home: int, release: Release) -> Content | Staged:
+        """Take a small file that was read; ``release`` ends that room is kept for it."""
+        data, mtime = read.data, read.original.mtime_ns
+        if data is not None:
+            checksum = checksum_of(data, file.key, mtime)
+            return Content(file, data, mtime, checksum, Outcome.COPIED, read.took_ns, release)
         release()
+        if read.error:
+            return self._tiers.blame_source(home, read.error)
+        return Staged(Outcome.SOURCE_FAILED)
+
+    def copy(self, read: Read, file: Wanted, room: Room) -> Copy | Staged:
+        """Copy a large file that was opened."""
+        with self._slow_store.opened(file, read) as source:
+            got = self.copy_long(file, source, read.original, room)
+        if isinstance(got, Copy):
+            got = got._replace(answer=got.answer._replace(read_ns=source.took_ns))
         return got
 
     def receive(
-        self, file: Wanted, source: FetchedFile, home: int, make_room: MakeRoom | None
+        self, file: Wanted, source: FetchedFile, room: Room
     ) -> Content | Copy | Staged | None:
         """Take a file that another node sends; None if it is not what that node has staged.
 
         Raises:
             OSError: The rest of a small file does not come.
         """
-        original = source.stat()
+        original, checksum = source.stat(), source.checksum
         if original.size_bytes > CHUNK_BYTES:
-            tiers, expected = range(home, len(self._stores)), (source.checksum, Outcome.FETCHED)
-            got = self.copy_long(file, source, original, tiers, make_room, home, expected)
+            got = self.copy_long(file, source, original, room, checksum, Outcome.FETCHED)
             is_wrong = isinstance(got, Staged) and got.outcome is Outcome.SOURCE_FAILED
             return None if is_wrong else got
-        data = _read(source, original.size_bytes)
-        mtime_ns = original.mtime_ns
-        if checksum_of(data, file.key, mtime_ns) != source.checksum:
+        data = read_whole(source, original.size_bytes)
+        if checksum_of(data, file.key, original.mtime_ns) != checksum:
             return None
-        return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
+        return Content(file, data, original.mtime_ns, checksum, Outcome.FETCHED)
 
-    def take(self, read: BulkRead, file: Wanted, home: int, release: Release) -> Content | Staged:
-        """Take a small file that was read in bulk; the caller notes the answer."""
-        if read.data is not None:
-            read_ns = read.ended_ns - read.began_ns
-            return _content_of(file, read.data, read.mtime_ns, read_ns, release)
-        release()
-        if read.error:
-            return self._health.blame_source(home, read.failure())
-        return Staged(Outcome.SOURCE_FAILED)
-
-    def promise(self, n_files: int, home: int, make_room: MakeRoom | None) -> list[Release]:
+    def promise(self, n_files: int, room: Room) -> list[Release]:
         """Keep room for ordinary files, not to read them in vain.
 
         Returns:
             What ends that, for as many of them as there is room for.
         """
-        if make_room is None:
-            now_seconds, full = time.monotonic(), self._health.full[home:]
+        size_bytes = int(self._mean_bytes)
+        promised: list[Release] = []
+        if room.make_room is None:
+            now_seconds, full = time.monotonic(), [self._tiers.full[tier] for tier in room.tiers]
             if not any(breaker.is_closed for breaker in full):  # after a pause, one is tried
                 n_files = int(any(breaker.is_passable(now_seconds) for breaker in full))
-            return [_release_nothing] * n_files
-        size_bytes = int(self._mean_bytes)
-        if not size_bytes:
-            return [_release_nothing] * n_files
-        promised: list[Release] = []
-        try:
-            with self._making_room:
-                for tier in range(home, len(self._stores)):
-                    self._promise(n_files, tier, size_bytes, make_room, promised)
-        except (OSError, IndexBusyError):  # taking a place meets the same, and says it
-            promised += [_release_nothing] * (n_files - len(promised))
-        return promised
+        elif size_bytes:
+            try:
+                with self._making_room:
+                    for tier in room.tiers:
+                        self._promise(n_files, tier, size_bytes, room.make_room, promised)
+                return promised
+            except (OSError, IndexBusyError):  # taking a place meets the same, and says it
+                pass
+        return promised + [_release_nothing] * (n_files - len(promised))
 
     def _promise(
         self,
@@ -240,14 +144,14 @@ class Copier:
         promised: list[Release],
     ) -> None:
         """Promise room in a tier until it is enough for all files, or no others may go."""
-        store, again = self._stores[tier], False
+        store, again = self._tiers.stores[tier], False
         while n_left := n_files - len(promised):
-            promise = store.promise(size_bytes, n_left, again=again)
-            promised += [promise.release] * promise.n_files
-            if promise.n_files == n_left or not store.can_ever_hold(size_bytes):
+            n_kept, missing_bytes, release = store.promise(size_bytes, n_left, again=again)
+            promised += [release] * n_kept
+            if n_kept == n_left or not store.can_ever_hold(size_bytes):
                 return
             slack_bytes = n_left // _FILES_PER_SLACK * size_bytes
-            has_made_room = make_room(tier, promise.missing_bytes + slack_bytes)
+            has_made_room = make_room(tier, missing_bytes + slack_bytes)
             if again and not has_made_room:
                 return
             again = True  # others may have made room, too
@@ -255,11 +159,7 @@ class Copier:
     # --- writing ------------------------------------------------------------------------------
 
     def write(
-        self,
-        contents: Sequence[Content],
-        tiers: range,
-        make_room: MakeRoom | None,
-        home: int | None = None,
+        self, contents: Sequence[Content], room: Room
     ) -> tuple[list[Copy], dict[int, Staged]]:
         """Write files, each to the fastest tier that has room for it.
 
@@ -272,23 +172,23 @@ class Copier:
         copies: list[Copy] = []
         reasons: dict[int, Staged] = {}
         left = contents
-        for tier in tiers:
-            written, refused = self._write_to(tier, left, make_room, home)
+        for tier in room.tiers:
+            written, refused = self._write_to(tier, left, room)
             copies += written
             left = [content for content, _ in refused]
             for (file, *_), answer in refused:
                 reasons[file.key] = _first_of(reasons.get(file.key), answer)
         keys = [content.wanted.key for content in left]
-        return copies, {key: self._final(reasons[key], tiers, home) for key in keys}
+        return copies, {key: self._final(reasons[key], room) for key in keys}
 
     def _write_to(
-        self, tier: int, contents: Sequence[Content], make_room: MakeRoom | None, home: int | None
+        self, tier: int, contents: Sequence[Content], room: Room
     ) -> tuple[list[Copy], list[tuple[Content, Staged]]]:
         """Write files to a tier; return the copies, and why it does not take others."""
         copies: list[Copy] = []
         refused: list[tuple[Content, Staged]] = []
         while contents:
-            places = self._places(tier, [len(each.data) for each in contents], make_room, home)
+            places = self._places(tier, [len(each.data) for each in contents], room)
             if isinstance(places, _Reason):
                 # Of a file that is too large for the tier the others may still fit.
                 n_concerned = 1 if places.is_of_file else len(contents)
@@ -300,8 +200,8 @@ class Copier:
                 write_files([(place, content.data) for place, content in written])
             except OSError as error:
                 for place in places:
-                    self.give_up(tier, place)
-                answer = self._health.blame(tier, error)
+                    self._tiers.give_up(tier, place)
+                answer = self._tiers.blame(tier, error)
                 return copies, refused + [(content, answer) for content in contents]
             for place, content in written:
                 copies.append(_copy_of(content, tier, place))
@@ -309,38 +209,29 @@ class Copier:
             contents = contents[len(places) :]
         return copies, refused
 
-    def _places(
-        self, tier: int, sizes: Sequence[int], make_room: MakeRoom | None, home: int | None
-    ) -> list[Place] | _Reason:
+    def _places(self, tier: int, sizes: Sequence[int], room: Room) -> list[Place] | _Reason:
         """Return places in a tier for the first ones of some files; or why there is none."""
-        store, health = self._stores[tier], self._health
+        store, tiers = self._tiers.stores[tier], self._tiers
         # Where the claims lie, one request has passed for the whole part.
-        if tier != home and not health.sick[tier].is_passable(time.monotonic()):
+        if tier != room.home and not tiers.sick[tier].is_passable(time.monotonic()):
             return _Reason(Staged(Outcome.FAILED))
         try:
             while not (places := store.places(sizes)):
                 if not store.can_ever_hold(sizes[0]):
                     return _Reason(Staged(Outcome.TOO_LARGE), is_of_file=True)
-                if make_room is None or not make_room(tier, sum(sizes)):
-                    health.full[tier].failed(time.monotonic())
+                if room.make_room is None or not room.make_room(tier, sum(sizes)):
+                    tiers.full[tier].failed(time.monotonic())
                     return _Reason(Staged(Outcome.REFUSED))
         except (OSError, IndexBusyError) as error:
             is_of_file = isinstance(error, OSError) and error.errno == errno.EFBIG
-            return _Reason(health.blame(tier, error), is_of_file=is_of_file)
-        health.full[tier].succeeded()
+            return _Reason(tiers.blame(tier, error), is_of_file=is_of_file)
+        tiers.full[tier].succeeded()
         return places
 
     def _learn_size(self, place: Place) -> None:
         if place.start != WHOLE:
             share = 0.1 if self._mean_bytes else 1.0
             self._mean_bytes += (place.size - self._mean_bytes) * share
-
-    def give_up(self, tier: int, place: Place) -> None:
-        """Give up a place whose copy is not to be published."""
-        try:
-            self._stores[tier].give_up(place)
-        except (OSError, IndexBusyError) as error:
-            self._health.blame(tier, error)
 
     # --- in pieces ----------------------------------------------------------------------------
 
@@ -349,42 +240,41 @@ class Copier:
         file: Wanted,
         source: OriginalFile,
         original: Original,
-        tiers: range,
-        make_room: MakeRoom | None,
-        home: int | None,
-        expected: tuple[int | None, Outcome] = (None, Outcome.COPIED),
+        room: Room,
+        expected: int | None = None,
+        outcome: Outcome = Outcome.COPIED,
     ) -> Copy | Staged:
         """Copy a file in pieces, to the fastest tier that has room.
 
         ``source`` is the file, opened, and ``original`` what it is now; ``expected`` its checksum,
-        if that is known, and what is to be answered.
+        if that is known; ``outcome`` what is to be answered.
         """
         reason = None
-        for tier in tiers:
-            places = self._places(tier, [original.size_bytes], make_room, home)
+        for tier in room.tiers:
+            places = self._places(tier, [original.size_bytes], room)
             if isinstance(places, _Reason):
                 reason = _first_of(reason, places.answer)
                 continue
             (place,) = places
             try:
-                checksum = _fill(file.key, place, source, original, expected[0])
+                checksum = _fill(file.key, place, source, original, expected)
             except OSError as error:
-                self.give_up(tier, place)
-                return self._health.blame(tier, error)
+                self._tiers.give_up(tier, place)
+                return self._tiers.blame(tier, error)
             if checksum is None:
-                self.give_up(tier, place)
+                self._tiers.give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
             self._learn_size(place)
             number = place.segment.number
             extent = Extent(file.key, tier, number, place.start, *original, checksum)
-            return Copy(file, place, extent, Staged.at(extent, expected[1]))
+            return Copy(file, place, extent, Staged.at(extent, outcome))
         assert reason is not None  # there is always a tier
-        return self._final(reason, tiers, home)
+        return self._final(reason, room)
 
-    def _final(self, reason: Staged, tiers: range, home: int | None) -> Staged:
+    def _final(self, reason: Staged, room: Room) -> Staged:
         """Return why no tier takes a file; tell the user what helps, unless it was to be moved."""
-        if reason.outcome is Outcome.TOO_LARGE and home is not None:
-            self._health.say_too_large(tiers)
+        if reason.outcome is Outcome.TOO_LARGE and room.home is not None:
+            self._tiers.say_too_large(room.tiers)
         return reason
 
 
@@ -395,31 +285,12 @@ class _Reason(NamedTuple):
     is_of_file: bool = False  # it concerns the first file alone
 
 
-def _content_of(
-    file: Wanted, data: bytes | memoryview, mtime_ns: int, read_ns: int, release: Release
-) -> Content:
-    """Return a small file that the source gave."""
-    checksum = checksum_of(data, file.key, mtime_ns)
-    return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, release)
-
-
 def _copy_of(content: Content, tier: int, place: Place) -> Copy:
     """Return the copy of a file that was written to a place."""
     file, data, mtime, checksum, outcome, read_ns, _ = content
     number = place.segment.number
     extent = Extent(file.key, tier, number, place.start, len(data), mtime, checksum)
     return Copy(file, place, extent, Staged.at(extent, outcome, read_ns))
-
-
-def _read(source: OriginalFile, size_bytes: int) -> bytes:
-    """Return the bytes of a small source file. Raises OSError if it ends before."""
-    data = source.read(size_bytes)
-    while len(data) < size_bytes:
-        piece = source.read(size_bytes - len(data))
-        if not piece:
-            raise OSError("the file is shorter than it was")
-        data += piece
-    return data
 
 
 def _fill(

@@ -31,23 +31,14 @@ _KEPT_ELSEWHERE = 2**61
 
 
 class Victim(NamedTuple):
-    """An example whose staged files may be evicted.
+    """An example whose staged files may be evicted."""
 
-    Attributes:
-        example: Its index.
-        tier: Where its files are; 0 is the fastest tier.
-        kept: Numbers of those of its files that another example needs sooner.
-        paths: Its files, where the dataset does not declare them.
-        is_guess: Whether this run has not looked it up, so it may not be there.
-        size_bytes: About what evicting it gives back.
-    """
-
-    example: int
-    tier: int
-    kept: tuple[int, ...] = ()
-    paths: tuple[str, ...] = ()
-    is_guess: bool = False
-    size_bytes: int = 0
+    example: int  # its index
+    tier: int  # where its files are; 0 is the fastest tier
+    kept: tuple[int, ...] = ()  # numbers of those of its files that another example needs sooner
+    paths: tuple[str, ...] = ()  # its files, where the dataset does not declare them
+    is_guess: bool = False  # whether this run has not looked it up, so it may not be there
+    size_bytes: int = 0  # about what evicting it gives back
 
 
 class Eviction:
@@ -57,15 +48,6 @@ class Eviction:
     mini-batch is settled. One that this run has not looked up may be staged since an earlier run,
     in the slowest tier: some of these are offered beside those that are known, in one order with
     them. Positions are those of :class:`NextUse`.
-
-    Args:
-        n_examples: Examples in the dataset.
-        n_tiers: Tiers of the staging directory.
-
-    Attributes:
-        n_in_window: Examples that have been handed out and are not settled.
-        staged_bytes: Bytes of all examples that are staged.
-        largest_bytes: Those of the largest example so far.
     """
 
     def __init__(self, n_examples: int, n_tiers: int = 1) -> None:
@@ -93,9 +75,9 @@ class Eviction:
         self._has_begun = False  # before the first offer, the order of victims is not kept
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
-        self.n_in_window = 0
-        self.staged_bytes = 0
-        self.largest_bytes = 0
+        self.n_in_window = 0  # examples that have been handed out and are not settled
+        self.staged_bytes = 0  # of all examples that are staged
+        self.largest_bytes = 0  # of the largest example so far
 
     @property
     def mean_bytes(self) -> float:
@@ -239,11 +221,7 @@ class Eviction:
         self._is_offered_at[index] = False
 
     def note_evicted(self, victim: Victim, *, was_there: bool) -> list[int]:
-        """Take note that a victim is gone, which may never have been staged.
-
-        Returns:
-            The examples that have lost a file by it.
-        """
+        """Take note that a victim is gone, if it was there; return who has lost a file by it."""
         if victim.is_guess and not was_there and not self._is_offered_at[victim.example]:
             return []  # it was staged after it had been looked up
         if self._tier_at[victim.example] == _UNKNOWN:

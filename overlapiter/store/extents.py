@@ -34,26 +34,15 @@ _CHUNK_BYTES = 4 << 20
 
 
 class Extent(NamedTuple):
-    """The place of a staged file.
+    """The place of a staged file."""
 
-    Attributes:
-        key: Number of the file, see :func:`key_of`.
-        tier: The tier of the staging directory; 0 is the fastest one.
-        segment: Number of the segment.
-        start: Where the bytes begin in it; WHOLE if the segment is this file alone.
-        size: Bytes.
-        mtime: Modification time of the source when it was copied, in nanoseconds, or a number that
-            stands for its version.
-        checksum: Of the bytes, see :func:`checksum_of`.
-    """
-
-    key: int
-    tier: int
+    key: int  # of the file, see key_of
+    tier: int  # of the staging directory; 0 is the fastest one
     segment: int
-    start: int
-    size: int
-    mtime: int
-    checksum: int
+    start: int  # where the bytes begin in the segment; WHOLE if it is this file alone
+    size: int  # in bytes
+    mtime: int  # of the source when it was copied, in ns, or a number that stands for its version
+    checksum: int  # of the bytes, see checksum_of
 
     @property
     def is_whole(self) -> bool:
@@ -130,11 +119,7 @@ class Checksum:
 
 
 class ExtentReader:
-    """Reads extents, and keeps their segments open. For one thread.
-
-    Args:
-        directories: The staging directory of each tier, the fastest first.
-    """
+    """Reads extents in the directories of all tiers, keeps segments open. For one thread."""
 
     def __init__(self, directories: Sequence[str]) -> None:
         self._directories = directories
@@ -145,11 +130,7 @@ class ExtentReader:
         self._verified: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def read(self, extent: Extent) -> bytes:
-        """Return the bytes of a small file.
-
-        Raises:
-            DamagedError: They are gone, damaged or cannot be read.
-        """
+        """Return the bytes of a small file. Raises DamagedError unless they are those copied."""
         key, tier, segment, start, size, mtime, checksum = extent
         try:
             fd, length = self._open[tier, segment]
@@ -169,11 +150,7 @@ class ExtentReader:
         return data
 
     def path_of(self, extent: Extent) -> str:
-        """Return the path of the segment that is a large file; it is read if it is not known.
-
-        Raises:
-            DamagedError: As :meth:`read`.
-        """
+        """Return the path of a large file; reads it if need be. Raises DamagedError."""
         try:
             fd, path = self._open_segment(extent.tier, extent.segment)
             try:
@@ -193,11 +170,7 @@ class ExtentReader:
         return path
 
     def open_whole(self, extent: Extent) -> int:
-        """Return a descriptor of the segment that is a large file, which is not verified.
-
-        Raises:
-            OSError: It is gone, or the disk failed.
-        """
+        """Return a descriptor of a large file, not verified. Raises OSError if that cannot be."""
         return self._open_segment(extent.tier, extent.segment)[0]
 
     def is_as_verified(self, extent: Extent) -> bool:

@@ -83,14 +83,10 @@ class StaleError(Exception):
 
 
 class Patience:
-    """For how long a connection waits for its turn. Not safe for threads.
-
-    Attributes:
-        is_short: Whether the last wait was in vain.
-    """
+    """For how long a connection waits for its turn. Not safe for threads."""
 
     def __init__(self) -> None:
-        self.is_short = False
+        self.is_short = False  # whether the last wait was in vain
         self._off_until_seconds = self._deadline = self._pause_seconds = 0.0
 
     def begin(self) -> None:
@@ -170,11 +166,7 @@ class Index:
     def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` selects; it may run several times, and fetches all at once.
 
-        Raises:
-            OSError: The disk failed.
-            IndexBusyError: The index is locked, which reading seldom meets.
-            IndexDamagedError: The index is damaged.
-            StaleError: It was closed by another thread.
+        Raises as the constructor, and StaleError if it was closed by another thread.
         """
         with self._lock:
             return self._patiently(self._reading, lambda: work(self._connection.cursor()))
@@ -250,10 +242,8 @@ class Index:
         """Write the log back into the database and empty it, unless another process does so now.
 
         One process at a time: before 3.51.3, several that checkpoint at once may damage the
-        database in rare cases. Processes that read or write meanwhile put it off.
-
-        Returns:
-            Whether it is empty now.
+        database in rare cases. Processes that read or write meanwhile put it off. Returns whether
+        it is empty now.
         """
         folder_fd = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -276,12 +266,9 @@ class Index:
             return False
 
     def check(self) -> None:
-        """Look whether the database is in order: some 0.3 s for a million files.
+        """Raise IndexDamagedError unless the database is in order: some 0.3 s for a million files.
 
         By a connection of its own, so that other threads go on with this one.
-
-        Raises:
-            IndexDamagedError: It is not.
         """
         with contextlib.closing(Index(self._path)) as another:
             found = another.value("PRAGMA quick_check(1)")

@@ -67,21 +67,13 @@ class StagedFile(NamedTuple):
 
 
 class Accounts(NamedTuple):
-    """What the segments are charged for, and what lies on the disk.
+    """What the segments are charged for, and what lies on the disk."""
 
-    Attributes:
-        total_bytes: What the capacity is compared with.
-        charged_bytes: The sum of what all segments are charged for.
-        disk_bytes: What they take.
-        n_miscounted: Closed segments that are charged for other bytes than those of their files.
-        n_left: Segments that processes which were killed have left open, or without a row.
-    """
-
-    total_bytes: int
-    charged_bytes: int
-    disk_bytes: int
-    n_miscounted: int
-    n_left: int
+    total_bytes: int  # what the capacity is compared with
+    charged_bytes: int  # the sum of what all segments are charged for
+    disk_bytes: int  # what they take
+    n_miscounted: int  # closed segments that are charged for other bytes than those of their files
+    n_left: int  # segments that processes which were killed have left open, or without a row
 
     @property
     def is_right(self) -> bool:
@@ -92,9 +84,7 @@ class Accounts(NamedTuple):
 class Listing:
     """Staged files that were chosen, in order. Valid until the inventory lists others.
 
-    Attributes:
-        n_files: How many.
-        size_bytes: What they take, each in whole blocks of the disk.
+    There are ``n_files``, which take ``size_bytes``, each whole blocks of the disk.
     """
 
     def __init__(self, inventory: Inventory, sources: Mapping[int, Source]) -> None:
@@ -116,13 +106,9 @@ class Listing:
 
 
 class Inventory:
-    """Looks into the index of the generation in use. To be closed.
-
-    Args:
-        directory: The staging directory.
+    """Looks into the index of the generation in use of a staging directory. To be closed.
 
     Attributes:
-        directory: The same.
         folder: The folder of the segments.
         block_bytes: Files take multiples of it.
         is_read_only: Whether nothing can be written there.
@@ -130,9 +116,7 @@ class Inventory:
 
     Raises:
         FileNotFoundError: Nothing was ever staged there.
-        OSError: The disk failed, or does not let us read.
-        IndexBusyError: Another process keeps the index locked.
-        IndexDamagedError: It is no index.
+        OSError, IndexBusyError, IndexDamagedError: As :class:`.Index`.
     """
 
     def __init__(self, directory: str) -> None:

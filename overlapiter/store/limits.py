@@ -18,12 +18,7 @@ _LEAST_BLOCK_BYTES = 4096
 
 
 class Limits:
-    """The limits of a store.
-
-    Attributes:
-        block_bytes: Every place has a multiple of this size.
-        disk_bytes: The size of the disk.
-    """
+    """The limits of a store, on a disk of ``disk_bytes``; places are multiples of a block."""
 
     def __init__(self, site: Site, folder: str) -> None:
         self._site = site

@@ -16,7 +16,6 @@ import fcntl
 import os
 import shutil
 import tempfile
-from typing import IO
 
 from .extents import Extent, ExtentReader
 from .generation import generation_of
@@ -40,16 +39,13 @@ class LocalFiles:
         self._reader = reader
         self._folder = ""
         self._fd = -1
-        self._n_folders = 0
         self._paths: dict[int, str] = {}
         self._made: list[str] = []
 
     def path_of(self, extent: Extent, source_path: str) -> str:
         """Return the path of a file with the content of an extent, until :meth:`forget`.
 
-        Raises:
-            DamagedError: The bytes are not those that were staged.
-            OSError: It cannot be made.
+        Raises DamagedError if the bytes are not those staged, OSError if it cannot be made.
         """
         path = self._paths.get(extent.key)
         if path is None:
@@ -72,11 +68,8 @@ class LocalFiles:
         if not self._folder:
             self._make_folder()
         folder = os.path.join(self._folder, f"{len(self._made)}")
-        if len(self._made) == self._n_folders:
+        with contextlib.suppress(FileExistsError):  # it is there since an example before this one
             os.mkdir(folder, 0o700)
-            self._n_folders += 1
-        elif not os.path.isdir(folder):
-            raise FileNotFoundError(folder)
         return os.path.join(folder, os.path.basename(source_path))
 
     def _make(self, path: str, extent: Extent) -> None:
@@ -90,7 +83,8 @@ class LocalFiles:
                 shutil.copyfile(segment, path)
             return
         data = self._reader.read(extent)
-        with create(path) as file:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
             file.write(data)
 
     def _make_folder(self) -> None:
@@ -124,14 +118,8 @@ class LocalFiles:
         self._made.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder, self._n_folders = "", 0
+            self._folder = ""
             os.close(self._fd)
-
-
-def create(path: str) -> IO[bytes]:
-    """Make a file that is not there yet, to be written."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    return open(fd, "wb")
 
 
 def remove_left(generation: str) -> None:

@@ -1,4 +1,4 @@
-"""The mover: publishes copies, and moves them to a faster tier that has room, or to slower ones."""
+"""The mover: moves copies to a faster tier that has room, or to slower ones."""
 
 from __future__ import annotations
 
@@ -7,25 +7,24 @@ from collections.abc import Mapping, Sequence
 
 from overlapiter.origins.origin import LocalFile, Original
 
-from .copier import Content, Copier, Copy
+from .copier import Content, Copier, Room
 from .extents import DamagedError, Extent, ExtentReader
-from .health import Health
 from .index import IndexBusyError
 from .outcome import MakeRoom, Outcome, Staged
-from .store import Store, Wanted
+from .store import Wanted
+from .tiers import Copy, Tiers
 
 #: So many files are read before they are written to another tier.
 _AT_ONCE = 8
 
 
 class Mover:
-    """Publishes copies, and has files rise and sink between tiers. Safe for threads."""
+    """Has files rise and sink between tiers. Safe for threads."""
 
-    def __init__(self, stores: Sequence[Store], copier: Copier, health: Health) -> None:
-        self._stores = stores
+    def __init__(self, tiers: Tiers, copier: Copier) -> None:
+        self._tiers = tiers
         self._copier = copier
-        self._health = health
-        self._reader = ExtentReader([store.site.directory for store in stores])
+        self._reader = ExtentReader([store.site.directory for store in tiers.stores])
         self._lock = threading.Lock()  # of the reader
 
     def is_right(self, extent: Extent, *, is_suspect: bool) -> bool:
@@ -35,65 +34,29 @@ class Mover:
                 self._reader.close()
             return self._reader.is_right(extent)
 
-    def make_known(
-        self, copies: Sequence[Copy], home: int | None, failed: Sequence[int]
-    ) -> dict[int, Staged]:
-        """Publish copies, a transaction for each tier; the claims end last.
-
-        Args:
-            copies: The copies.
-            home: The tier that has the claims; None if there are none.
-            failed: Keys of files that were claimed and not copied.
-
-        Returns:
-            The answer for each copy.
-        """
-        answers: dict[int, Staged] = {}
-        for tier, store in reversed([*enumerate(self._stores)]):
-            here = [copy for copy in copies if copy.extent.tier == tier]
-            ended: list[int] = []
-            if tier == home:  # the claims lie there, wherever the bytes are
-                ended = [*failed, *(c.wanted.key for c in copies if c.extent.tier != tier)]
-            if not here and not ended:
-                continue
-            try:
-                is_published = store.publish([copy[:3] for copy in here], ended)
-            except (OSError, IndexBusyError) as error:
-                answer = self._health.blame(tier, error)
-                answers |= {copy.wanted.key: answer for copy in here}
-                continue
-            self._health.sick[tier].succeeded()
-            gone = None if is_published else Staged(Outcome.FAILED)
-            answers |= {copy.wanted.key: gone or copy.answer for copy in here}
-        return answers
-
     def lift(self, low: Mapping[Wanted, Extent]) -> tuple[dict[int, Staged], list[Wanted]]:
         """Have copies in slower tiers rise to the fastest one, as far as it has room.
 
-        Returns:
-            The answers for those that lie there now, and the files that other processes copy.
+        Returns the answers for those that lie there now, and the files that other processes copy.
         """
-        if not self._health.is_well(0):
+        tiers = self._tiers
+        if not tiers.is_well(0):
             return {}, []
         try:
-            claim = self._stores[0].claim([*low], self._copier.expected_bytes(len(low)))
+            claim = tiers.stores[0].claim([*low], self._copier.expected_bytes(len(low)))
         except (OSError, IndexBusyError) as error:
-            self._health.blame(0, error)
+            tiers.blame(0, error)
             return {}, []
         claimed = {*claim.mine}
         mine = {file: extent for file, extent in low.items() if file.key in claimed}
         left, copies = [*mine.items()], []
-        while left and self._health.is_well(0):
-            copies += self._copied(left[:_AT_ONCE], range(1), None)
+        while left and tiers.is_well(0):
+            copies += self._copied(left[:_AT_ONCE], Room(range(1)))
             del left[:_AT_ONCE]
         failed = claimed - {copy.wanted.key for copy in copies}
-        answers = self.make_known(copies, 0, [*failed])
+        answers = tiers.publish(copies, [*failed], 0)
         risen = {key: answer for key, answer in answers.items() if answer.extent is not None}
-        for tier, store in enumerate(self._stores):
-            try:
-                store.drop([e for file, e in mine.items() if file.key in risen and e.tier == tier])
-            except (OSError, IndexBusyError) as error:
-                self._health.blame(tier, error)
+        tiers.drop([extent for file, extent in mine.items() if file.key in risen])
         risen |= {key: Staged.at(found.extent) for key, found in claim.found.items()}
         return risen, [file for file in low if file.key in claim.others]
 
@@ -102,36 +65,30 @@ class Mover:
     ) -> dict[int, Staged | None]:
         """Have files sink from a tier to slower ones that have room, or go for good.
 
-        Returns:
-            For each key that was staged in the tier: what became of its copy; None if there is
-            none.
+        Returns what became of the copy of each that was staged in the tier; None if there is none.
         """
-        store = self._stores[tier]
-        tiers = range(tier + 1, len(self._stores))
-        if not tiers:
+        store = self._tiers.stores[tier]
+        slower = range(tier + 1, len(self._tiers.stores))
+        if not slower:
             return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
         became: dict[int, Staged | None] = {}
         for first in range(0, len(files), _AT_ONCE):  # the small ones lie in memory meanwhile
             some = files[first : first + _AT_ONCE]
             found = store.look(some)
             here = [(file, found[file.key].extent) for file in some if file.key in found]
-            answers = self.make_known(self._copied(here, tiers, make_room), None, [])
+            answers = self._tiers.publish(self._copied(here, Room(slower, make_room)), [], None)
             store.evict(list(found), keep_room=True)
             became |= {key: answers.get(key) for key in found}
         return became
 
-    def _copied(
-        self, here: Sequence[tuple[Wanted, Extent]], tiers: range, make_room: MakeRoom | None
-    ) -> list[Copy]:
+    def _copied(self, here: Sequence[tuple[Wanted, Extent]], room: Room) -> list[Copy]:
         """Copy files of a tier to others, as far as these have room; small ones together."""
-        moved = [self._moved(file, extent, tiers, make_room) for file, extent in here]
+        moved = [self._moved(file, extent, room) for file, extent in here]
         contents = [each for each in moved if isinstance(each, Content)]
-        copies, _ = self._copier.write(contents, tiers, make_room)
+        copies, _ = self._copier.write(contents, room)
         return copies + [each for each in moved if isinstance(each, Copy)]
 
-    def _moved(
-        self, file: Wanted, extent: Extent, tiers: range, make_room: MakeRoom | None
-    ) -> Content | Copy | None:
+    def _moved(self, file: Wanted, extent: Extent, room: Room) -> Content | Copy | None:
         """Return the content of a small file, the copy of a large one; None if there is none."""
         try:
             with self._lock:
@@ -142,10 +99,10 @@ class Mover:
                 source = LocalFile(file.path, self._reader.open_whole(extent))
         except (DamagedError, OSError):
             return None
-        original, expected = Original(extent.size, extent.mtime), (extent.checksum, Outcome.FOUND)
+        original = Original(extent.size, extent.mtime)
         with source:
             copied = self._copier.copy_long(
-                file, source, original, tiers, make_room, None, expected
+                file, source, original, room, extent.checksum, Outcome.FOUND
             )
         return None if isinstance(copied, Staged) else copied
 

@@ -20,11 +20,10 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .places import Place, Promise
+from .places import Place, Vacant
 from .segments import Segment, aligned
 from .site import Site
 from .tables import Evicted, delete_empty, lower, run_by_key
-from .vacant import Borrowed, Vacant
 
 ResultT = TypeVar("ResultT")
 
@@ -36,12 +35,8 @@ _PATIENCE_SECONDS = 0.2
 class OpenGeneration:
     """A generation that this process has open. Safe for threads.
 
-    Args:
-        path: The generation.
-        site: Of the store.
-        run: The number of the run.
-        introduce: Notes the run, in the transaction that makes this process known.
-        patience: For how long to wait for reading and for writing.
+    ``introduce`` notes the run, in the transaction that makes this process known; ``patience`` says
+    for how long to wait for reading and for writing.
 
     Attributes:
         folder: The folder of its segments.
@@ -53,10 +48,7 @@ class OpenGeneration:
         unfinished: What was evicted, and could not be given back or noted yet.
         vacant: What was evicted, and is kept to be written to again.
 
-    Raises:
-        OSError: The disk failed, or is full.
-        IndexBusyError: Another process keeps the index locked.
-        IndexDamagedError: The index is damaged.
+    Raises as :class:`.Index`.
     """
 
     def __init__(
@@ -94,9 +86,11 @@ class OpenGeneration:
     ) -> None:
         self.can_punch = can_punch(self.path)
         self.index = Index(index_path(self.path), *patience)
-        try:
+        with contextlib.ExitStack() as failed:
+            failed.callback(self.index.close)
             note_boot = boot.check(self.index, self.block_bytes, self.limits.disk_bytes)
             self.owner = self._segment = Segment(self.folder, self.block_bytes)
+            failed.callback(self.owner.remove)
             self._own = {self.owner.number: self.owner}
 
             def enter(cursor: Cursor) -> int:
@@ -107,14 +101,8 @@ class OpenGeneration:
                 introduce(cursor)
                 return boots
 
-            try:
-                self.boots = self.index.write(enter)
-            except BaseException:
-                self.owner.remove()
-                raise
-        except BaseException:
-            self.index.close()
-            raise
+            self.boots = self.index.write(enter)
+            failed.pop_all()
 
     def is_gone(self) -> bool:
         """Return whether it was thrown away, or `rm` has removed the index or the segments."""
@@ -189,10 +177,16 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
+    def promise(
+        self, size_bytes: int, n_files: int, *, again: bool
+    ) -> tuple[int, int, Callable[[], None]]:
         """Keep room for small files of one size, as far as there is any.
 
         Where there was no room the last time, none is asked for but ``again``.
+
+        Returns:
+            For how many files; how many bytes lack for the others; what is to be called once for
+            each of them, before its place is asked for, or if that is not needed.
         """
         charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
@@ -213,7 +207,7 @@ class OpenGeneration:
             with self.lock:
                 self._promised_bytes -= charged_bytes
 
-        return Promise(n_files, missing_bytes, release)
+        return n_files, missing_bytes, release
 
     def _require_open(self) -> None:
         if self._is_left:
@@ -234,7 +228,7 @@ class OpenGeneration:
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
                 whole = self._new_whole(charged_bytes)
-                places = [] if whole is None else [Place(self, whole, WHOLE, charged_bytes)]
+                places = [] if whole is None else [Place(self.give_up, whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
         return places
@@ -256,7 +250,7 @@ class OpenGeneration:
             if place is None:
                 if charged_bytes > segment.surplus_bytes:
                     break  # what is vacant has other sizes
-                place = Place(self, segment, segment.take(charged_bytes), charged_bytes)
+                place = Place(self.give_up, segment, segment.take(charged_bytes), charged_bytes)
             places.append(place)
             spare_bytes -= charged_bytes
         return places
@@ -273,7 +267,7 @@ class OpenGeneration:
         while place := self.vacant.take(charged_bytes):
             number, start, size_bytes = place
             try:
-                return Place(self, self.vacant.borrow(number), start, size_bytes)
+                return Place(self.give_up, self.vacant.borrow(number), start, size_bytes)
             except OSError:
                 self.unfinished.append(place)
         return None
@@ -364,12 +358,19 @@ class OpenGeneration:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
+        try:
+            self._give_up(place)
+        except OSError:
+            if not self.is_gone():  # else there is nothing to give back
+                raise
+
+    def _give_up(self, place: Place) -> None:
         with self.lock:
             if not self.is_here(place):  # it was published, or given up, before
                 place.segment.close()
                 return
             self.settle([place])
-            if isinstance(place.segment, Borrowed):
+            if not isinstance(place.segment, Segment):
                 # Not vacant again: the disk may be unable to write there.
                 self.unfinished.append((place.segment.number, place.start, place.size))
                 return
@@ -387,11 +388,11 @@ class OpenGeneration:
         with self.lock:
             for _, segment, start, _ in places:
                 segment.n_pending -= 1
-                if isinstance(segment, Borrowed):
+                if not isinstance(segment, Segment):
                     self.vacant.settle(segment)
                 elif is_published and start == WHOLE:
                     self._release(segment)
-            if is_published and any(isinstance(place.segment, Borrowed) for place in places):
+            if is_published and not all(isinstance(p.segment, Segment) for p in places):
                 # A process that waits for this one looks at its own segments: Store.progress.
                 with contextlib.suppress(OSError):
                     os.utime(self.owner.fd)

@@ -37,20 +37,14 @@ class Outcome(enum.Enum):
 
 
 class Staged(NamedTuple):
-    """The answer for one file.
-
-    Attributes:
-        outcome: What became of it.
-        extent: Where the copy is; None unless it may be read.
-        is_settled: Whether the copy need not be compared again; not while the source is so new
-            that it may still be written.
-        read_ns: How long reading the source took, if it was read.
-    """
+    """The answer for one file."""
 
     outcome: Outcome
-    extent: Extent | None = None
+    extent: Extent | None = None  # where the copy is; None unless it may be read
+    #: Whether the copy need not be compared again; not while the source is so new that it may still
+    #: be written.
     is_settled: bool = True
-    read_ns: int = 0
+    read_ns: int = 0  # how long reading the source took, if it was read
 
     @classmethod
     def at(cls, extent: Extent, outcome: Outcome = Outcome.FOUND, read_ns: int = 0) -> Staged:

@@ -19,12 +19,9 @@ _LOAD = 0.7
 class Owners:
     """The owners of files, which are known by a number each, of 64 bits with a sign and not 0.
 
-    A hash table in two arrays: a dictionary of a million files would take ten times as much.
-
-    Args:
-        n_files: About as many files are expected; more are fine.
-        last_use: For each example the position at which it was handed out last, kept up to date
-            by the caller; -1 for never.
+    A hash table in two arrays: a dictionary of a million files would take ten times as much. About
+    ``n_files`` are expected. ``last_use`` has for each example the position at which it was handed
+    out last, -1 for never; the caller keeps it up to date.
     """
 
     def __init__(self, n_files: int, last_use: NDArray[np.int64]) -> None:
@@ -88,10 +85,8 @@ class Owners:
     ) -> tuple[int, ...]:
         """Return those files of an example that another one reads before it does.
 
-        Args:
-            index: The example.
-            next_use: The position of the next use of each example.
-            settled: All that was handed out before this position has been read.
+        ``next_use`` has a position for each example; all that was handed out before ``settled`` has
+        been read.
         """
         own = int(next_use[index])
         return tuple(

@@ -6,39 +6,19 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import field
 
-from .copier import Content, Copy
+from .copier import Content
 from .elsewhere import Holders
 from .extents import Extent
 from .outcome import Done, MakeRoom, Staged
 from .store import Wanted
+from .tiers import Copy
 
 #: So many bytes of a part are kept in memory; then they are written and published.
-_MOST_FETCHED_BYTES = 8 << 20
+_MOST_BATCH_BYTES = 8 << 20
 
 
-@dataclasses.dataclass(eq=False)
-class Batch:
-    """What has become of files of a part and is to be written or published together."""
-
-    contents: list[Content] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
-    failed: list[int] = field(default_factory=list)
-    content_bytes: int = 0
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it is not to grow any more."""
-        return self.content_bytes > _MOST_FETCHED_BYTES
-
-    def add(self, key: int, got: Content | Copy | Staged) -> None:
-        """Take what has become of a file that was claimed."""
-        if isinstance(got, Content):
-            self.contents.append(got)
-            self.content_bytes += len(got.data)
-        elif isinstance(got, Copy):
-            self.copies.append(got)
-        else:
-            self.failed.append(key)
+#: What has become of claimed files, by their keys.
+Batch = dict[int, Content | Copy | Staged]
 
 
 @dataclasses.dataclass(eq=False)
@@ -56,7 +36,8 @@ class Part:
     outdated: list[Extent] = field(default_factory=list)
     verified: list[Extent] = field(default_factory=list)  # the first time since the last boot
     unseen: dict[int, Staged] = field(default_factory=dict)  # tiers that did not answer, and why
-    batch: Batch = field(default_factory=Batch)
+    batch: Batch = field(default_factory=dict)  # to be written or published together
+    batch_bytes: int = 0  # of what is to be written
     home: int = 0  # the tier whose index holds the claims
     has_claims: bool = False
     is_held_up: bool = False  # it was there at the last flush
@@ -67,16 +48,18 @@ class Part:
     def batch_with(self, copied: Mapping[Wanted, Content | Copy | Staged]) -> Batch | None:
         """End the copies of claimed files; return what is to be published, which is a job."""
         for file, got in copied.items():
-            self.batch.add(file.key, got)
-            if isinstance(got, Staged):
+            self.batch[file.key] = got
+            if isinstance(got, Content):
+                self.batch_bytes += len(got.data)
+            elif isinstance(got, Staged):
                 self.answers[file.key] = got
         self.n_copying -= len(copied)
-        if self.n_copying and not self.batch.is_large:
+        if self.n_copying and self.batch_bytes <= _MOST_BATCH_BYTES:
             return None  # another one ends it
         return self.take_batch()
 
     def take_batch(self) -> Batch:
         """Return what is to be published, and begin anew; the part is not done before that job."""
         self.n_jobs += 1
-        batch, self.batch = self.batch, Batch()
+        batch, self.batch, self.batch_bytes = self.batch, {}, 0
         return batch

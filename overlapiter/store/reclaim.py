@@ -54,9 +54,7 @@ def evict(
         keep_room: Whether to keep the room of small files for this process, before others take it:
             they stay vacant places, unless less is to be on the disk.
 
-    Raises:
-        OSError: The disk failed. What is not given back yet, the next eviction gives back.
-        IndexBusyError: The index is locked.
+    Raises OSError if the disk failed; what is not given back yet, the next eviction gives back.
     """
     owner, block_bytes = opened.owner.number, opened.block_bytes
 

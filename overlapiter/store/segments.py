@@ -19,7 +19,7 @@ import os
 import re
 import resource
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 #: What a disk says that is full.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -31,13 +31,6 @@ _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 #: There is no such segment, or something that is not ours has its name, which is left alone.
 _GONE = (FileNotFoundError, IsADirectoryError)
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-#: Files written in one call, which takes 1,024 buffers: each file, and the zeros behind it.
-_MOST_AT_ONCE = 256
-#: And their bytes: for more, ext4 takes memory of 2 MiB in one piece, which a virtual machine may
-#: have given back to its host, and gets again 4 KiB at a time.
-_MOST_BYTES_AT_ONCE = 1 << 20
-#: Behind a file; where the blocks of the disk are larger, as CephFS has 4 MiB, they are left out.
-_MOST_ZEROS = 64 << 10
 _NAME = re.compile("[0-9a-f]{16}")
 #: Python has no binding of it with flags. ctypes lets other threads run during the call.
 _fallocate = ctypes.CDLL(None, use_errno=True).fallocate
@@ -45,20 +38,36 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int6
 _KEEP_SIZE, _PUNCH_HOLE = 0x01, 0x02
 
 
-class Segment:
-    """A segment that this process owns. Not safe for threads.
-
-    Args:
-        folder: The folder of the segments.
-        block_bytes: Places are multiples of it, so that a hole gives back whole blocks.
+class OpenSegment:
+    """A segment that this process writes to, whichever process owns it. Not safe for threads.
 
     Attributes:
         number: Its number, which is its name.
-        fd: Its descriptor; closing it ends the ownership.
+        fd: A descriptor.
+        n_pending: Places whose bytes are neither published nor given up.
+    """
+
+    def __init__(self, number: int, fd: int) -> None:
+        self.number = number
+        self.fd = fd
+        self.n_pending = 0
+
+    def close(self) -> None:
+        """Close the descriptor; closing twice is fine."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class Segment(OpenSegment):
+    """A new segment, which this process owns until it is closed. Not safe for threads.
+
+    Places are multiples of ``block_bytes``, so that a hole gives back whole blocks.
+
+    Attributes:
         most_bytes: How large it may become.
         end: Behind the last place that was given.
         reserved: Behind the last byte that was charged and allocated.
-        n_pending: Places whose bytes are neither published nor given up.
     """
 
     def __init__(self, folder: str, block_bytes: int) -> None:
@@ -68,9 +77,8 @@ class Segment:
         if limit_bytes != resource.RLIM_INFINITY:
             self.most_bytes = min(SEGMENT_BYTES, limit_bytes // block_bytes * block_bytes)
         self._folder = folder
-        self.number, self.fd = make_owned(folder)
+        super().__init__(*make_owned(folder))
         self.end = self.reserved = 0
-        self.n_pending = 0
 
     @property
     def room_bytes(self) -> int:
@@ -98,11 +106,7 @@ class Segment:
         return start
 
     def extend(self, size_bytes: int) -> None:
-        """Allocate what was charged, behind what is reserved.
-
-        Raises:
-            OSError: The disk has no room (ENOSPC, EDQUOT), or failed; nothing is allocated.
-        """
+        """Allocate what was charged, behind what is reserved; nothing if that raises OSError."""
         try:
             allocate(self.fd, self.reserved, size_bytes)
         except OSError as error:
@@ -115,12 +119,6 @@ class Segment:
     def is_removed(self) -> bool:
         """Whether its name is gone, so that no other process can read it."""
         return not os.fstat(self.fd).st_nlink
-
-    def close(self) -> None:
-        """End the ownership; closing twice is fine."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
-            os.close(fd)
 
     def remove(self) -> None:
         """Remove the file, which no row of the index names any more, and end the ownership."""
@@ -195,46 +193,6 @@ def write(fd: int, data: bytes | memoryview, start: int) -> None:
         rest = rest[written_bytes:]
 
 
-def write_many(fd: int, pieces: Sequence[tuple[int, bytes | memoryview]], start: int) -> None:
-    """Write files to places that follow each other, with zeros between them.
-
-    Args:
-        fd: The segment.
-        pieces: For each place its size and the bytes. Whole blocks are written, so that none has to
-            be read before.
-        start: Where the first one begins.
-    """
-    most_zeros = max(size - len(data) for size, data in pieces)
-    if most_zeros > _MOST_ZEROS:
-        for size, data in pieces:
-            write(fd, data, start)
-            start += size
-        return
-    zeros = memoryview(bytes(most_zeros))
-    for now in _calls(pieces):
-        buffers = [part for size, data in now for part in (data, zeros[: size - len(data)])]
-        n_bytes = sum(map(len, buffers))
-        n_written = os.pwritev(fd, buffers, start)
-        if n_written < n_bytes:  # the disk is full, as the next write will say
-            write(fd, b"".join(buffers)[n_written:], start + n_written)
-        start += sum(size for size, _ in now)
-
-
-def _calls(
-    pieces: Sequence[tuple[int, bytes | memoryview]],
-) -> Iterator[list[tuple[int, bytes | memoryview]]]:
-    """Divide files among calls."""
-    now: list[tuple[int, bytes | memoryview]] = []
-    n_bytes = 0
-    for piece in pieces:
-        n_bytes += piece[0]
-        if now and (n_bytes > _MOST_BYTES_AT_ONCE or len(now) == _MOST_AT_ONCE):
-            yield now
-            now, n_bytes = [], piece[0]
-        now.append(piece)
-    yield now
-
-
 def make_owned(folder: str) -> tuple[int, int]:
     """Make a file and own it; return its number and a descriptor.
 
@@ -283,27 +241,16 @@ def is_owned(folder: str, number: int) -> bool:
 
 def remove_garbage(folder: str, number: int) -> None:
     """Remove a file that no row of the index names, unless a process owns it."""
-    try:
-        fd = open_to_write(folder, number)
-    except OSError:  # gone, or none of ours
-        return
-    try:
+    with contextlib.suppress(OSError), _opened(folder, number) as fd:  # gone, or none of ours
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who has made it sees that it is gone
         remove(folder, number)
-    except BlockingIOError:
-        pass
-    finally:
-        os.close(fd)
 
 
 def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | None = None) -> None:
     """Give back places of a segment, what was written longest ago first.
 
-    Args:
-        folder: The folder of the segments.
-        number: The segment; one that is gone has given back everything.
-        places: Starts and sizes in bytes, both in whole blocks.
-        end: Give back all behind it, too, if it is given.
+    A segment that is gone has given back everything. The places are starts and sizes in bytes, both
+    in whole blocks; all behind ``end`` is given back, too.
     """
     with contextlib.suppress(*_GONE), _opened(folder, number) as fd:
         holes = _joined(places)

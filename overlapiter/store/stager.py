@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,16 +18,16 @@ from overlapiter.origins.bulk import Bulk, BulkRead
 from overlapiter.origins.origin import Origin, Original
 
 from .comparer import Comparer, Validation
-from .copier import Content, Copier, Copy, Opened, Release
-from .elsewhere import Fetches, Holders
+from .copier import Content, Copier, Release, Room
+from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once, name_of
 from .extents import Extent
-from .fetching import Fetching, Steps
-from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
-from .outcome import Answer, Done, MakeRoom, NoteAnswers, Outcome, Staged
+from .outcome import Done, MakeRoom, NoteAnswers, Outcome, Staged
 from .part import Batch, Part
-from .store import Claim, Found, Store, Wanted
+from .slowstore import Read, SlowStore
+from .store import Found, Store, Wanted
+from .tiers import Copy, Tiers
 from .waiting import Wait
 
 #: For so many files room is made together, and they are read in bulk: 8 MiB at most.
@@ -90,21 +89,19 @@ class Stager:
         self.stores = stores
         self._submit = submit
         self._note_answers = note_answers
+        self._peers = peers
         self._lock = threading.Lock()
-        self._health = Health(stores, warn)
-        self._copier = Copier(stores, origin, self._health, note_answers)
-        self._mover = Mover(stores, self._copier, self._health)
-        self._comparer = Comparer(stores, origin, validate, self._health, self._mover, note_answers)
-        steps = Steps(submit, self._look_at, self._copy, self._end_copy)
-        self._fetching = Fetching(peers, stores[0].source, self._copier, self._comparer, steps)
-        self._bulk = bulk
+        self._tiers = Tiers(stores, warn)
+        self._slow_store = SlowStore(origin, note_answers, bulk)
+        self._copier = Copier(self._tiers, self._slow_store)
+        self._mover = Mover(self._tiers, self._copier)
+        self._comparer = Comparer(validate, self._mover)
         self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
-        self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
 
     def oldest_read(self) -> int | None:
         """Return the key of the file for which the source has been asked for the longest."""
-        return next(iter([*self._reading]), None)
+        return self._slow_store.oldest()
 
     # --- a part -------------------------------------------------------------------------------
 
@@ -134,7 +131,7 @@ class Stager:
         self._parts[part] = None
         suspects = set(suspects)
         comparisons: list[_Comparison] = []
-        found = self._look(part, wanted)
+        found = self._tiers.look(wanted, part.unseen)
         for file in wanted:
             known = found.get(file.key)
             if known is None:
@@ -146,22 +143,51 @@ class Stager:
         part.n_comparing = len(comparisons)
         if not comparisons:
             self._claim(part, part.missing)
-        elif not (self._comparer.asks and self._ask_in_bulk(part, comparisons, only_look=True)):
-            self._do([functools.partial(self._compare, comparison) for comparison in comparisons])
+        elif self._comparer.asks:
+            self._do(self._ask(part, comparisons, only_look=True))
+        else:
+            self._do(
+                [functools.partial(self._settle, each, None, _at_once) for each in comparisons]
+            )
 
-    def _ask_in_bulk(
+    def _ask(
         self, part: Part, asked: Sequence[_Comparison | _Reading], *, only_look: bool
-    ) -> bool:
-        """Have sources asked in bulk; return False if that takes jobs.
+    ) -> list[Job]:
+        """Have the source asked in bulk, or return jobs that ask it.
 
-        It does if the caller waits for a part: then no other thread brings the answers.
+        That takes jobs if the caller waits for a part: then no other thread brings the answers.
         """
-        bulk = self._bulk
-        if bulk is None or not bulk.has_threads or part.partly is None:
-            return False
-        self._reading.update(dict.fromkeys(each.file.key for each in asked))
-        bulk.submit([(each, each.file.path) for each in asked], only_look=only_look)
-        return True
+        in_bulk = ((each.file, each) for each in asked)
+        if part.partly and self._slow_store.ask_in_bulk(in_bulk, only_look=only_look):
+            return []
+
+        def ask(each: _Comparison | _Reading) -> None:
+            self._take([(each, self._slow_store.ask(each.file, only_look=only_look))], _at_once)
+
+        return [functools.partial(ask, each) for each in asked]
+
+    def take_read(self, reads: Iterable[BulkRead]) -> None:
+        """Take what was read, and looked at, in bulk."""
+        self._take(self._slow_store.taken(reads), self._submit)
+
+    def _take(
+        self,
+        came: Sequence[tuple[_Comparison | _Reading, Read]],
+        do: Callable[[Job], None],
+    ) -> None:
+        """Take what the source has answered; ``do`` has done what waits for a disk."""
+        small: dict[Part, dict[Wanted, Content | Copy | Staged]] = {}
+        for asked, read in came:
+            if isinstance(asked, _Comparison):
+                self._take_look(asked, read, do)
+            elif read.large is not None:
+                do(functools.partial(self._copy, asked, read))
+            else:
+                part, file, release = asked
+                got = self._copier.take(read, file, part.home, release)
+                small.setdefault(part, {})[file] = got
+        for part, copied in small.items():
+            self._end_copies(part, copied, do)
 
     def _do(self, jobs: Sequence[Job]) -> None:
         for job in jobs[1:]:
@@ -203,34 +229,14 @@ class Stager:
 
     # --- what is there ------------------------------------------------------------------------
 
-    def _look(self, part: Part, wanted: Sequence[Wanted]) -> dict[int, Found]:
-        """Return what is staged of some files, in the fastest tier that has each."""
-        found: dict[int, Found] = {}
-        for tier, store in enumerate(self.stores):
-            left = [file for file in wanted if file.key not in found] if found else wanted
-            if not left:
-                break
-            if tier in part.unseen:
-                continue
-            try:
-                found |= store.look(left)
-            except (OSError, IndexBusyError) as error:
-                part.unseen[tier] = self._health.blame(tier, error)
-        return found
-
-    def _take_look(self, read: BulkRead, comparison: _Comparison) -> None:
-        _part, _file, found, is_suspect = comparison
-        original = self._comparer.take_look(read, found.extent.tier)
-        if self._comparer.has_to_read(found, is_suspect):
-            self._submit(functools.partial(self._settle, comparison, original, _at_once))
+    def _take_look(self, asked: _Comparison, read: Read, do: Callable[[Job], None]) -> None:
+        original: Original | Staged = read.original
+        if read.error:
+            original = self._tiers.blame_source(asked.found.extent.tier, read.error)
+        if self._comparer.has_to_read(asked.found, asked.is_suspect):
+            do(functools.partial(self._settle, asked, original, _at_once))
         else:
-            self._settle(comparison, original, self._submit)
-
-    def _compare(self, comparison: _Comparison) -> None:
-        """Compare a copy with its source."""
-        _part, file, found, _is_suspect = comparison
-        original = self._look_at(file, found.extent.tier) if self._comparer.asks else None
-        self._settle(comparison, original, _at_once)
+            self._settle(asked, original, do)
 
     def _settle(
         self, comparison: _Comparison, original: Original | Staged | None, do: Callable[[Job], None]
@@ -255,18 +261,11 @@ class Stager:
         if is_last:
             do(functools.partial(self._claim, part, part.missing))
 
-    def _look_at(self, file: Wanted, tier: int) -> Original | Staged:
-        self._reading[file.key] = None
-        try:
-            return self._comparer.look(file, tier)
-        finally:
-            self._reading.pop(file.key, None)  # another part may have the same file
-
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier is to rise if the fastest one may have room."""
         part.answers[file.key] = answer = Staged.at(extent)
         self._comparer.remember(answer)
-        if extent.tier and 0 not in part.unseen and self._health.is_well(0):
+        if extent.tier and 0 not in part.unseen and self._tiers.is_well(0):
             part.low[file] = extent
 
     # --- claims -------------------------------------------------------------------------------
@@ -274,7 +273,7 @@ class Stager:
     def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
         """Claim what is missing, and make a job of each copy; ends a job."""
         verified, part.verified = part.verified, []
-        self._comparer.note_verified(verified)
+        self._tiers.note_verified(verified)
         owners = self._begin(part, files) if files else {}
         if owners:  # the job goes on
             self._wait(part, Wait(self.stores[part.home], owners))
@@ -284,11 +283,14 @@ class Stager:
     def _begin(self, part: Part, files: Sequence[Wanted]) -> dict[Wanted, int]:
         """Claim and copy files; return those that other processes copy, each with its owner."""
         outdated, part.outdated = part.outdated, []
-        claimed = self._claimed(part, files, outdated)
-        if isinstance(claimed, Staged):
+        home = part.home if part.has_claims else None
+        expected_bytes = self._copier.expected_bytes(len(files))
+        got = self._tiers.claim(files, expected_bytes, outdated, part.unseen, home)
+        if isinstance(got, Staged):
             with self._lock:
-                part.answers = {file.key: claimed for file in files} | part.answers
+                part.answers = {file.key: got for file in files} | part.answers
             return {}
+        (claimed, part.home), part.has_claims = got, True
         by_key = {file.key: file for file in files}
         mine = [by_key[key] for key in claimed.mine]
         meanwhile = self._staged_meanwhile(part, mine, outdated)
@@ -298,36 +300,12 @@ class Stager:
             part.n_copying += len(mine)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
-        left = [f for f in mine if f not in meanwhile and not self._fetching.begin(part, f)]
+        left = [f for f in mine if f not in meanwhile and not self._fetch(part, f)]
         jobs: list[Job] = []
         for first in range(0, len(left), _AT_ONCE):
             jobs += self._read(part, left[first : first + _AT_ONCE])
         self._do(jobs)
         return {by_key[key]: owner for key, owner in claimed.others.items()}
-
-    def _claimed(
-        self, part: Part, files: Sequence[Wanted], outdated: Sequence[Extent]
-    ) -> Claim | Staged:
-        """Claim files in the fastest tier that is well; return the answer for all if none is."""
-        claimed, answer = None, Staged(Outcome.FAILED)
-        expected_bytes = self._copier.expected_bytes(len(files))
-        for tier, store in enumerate(self.stores):
-            # All claims of a part lie in one tier, where they are to end.
-            is_other = part.has_claims and tier != part.home
-            if tier in part.unseen:  # a copy that is there now may not have been compared
-                answer = part.unseen[tier]
-                continue
-            if not self._health.sick[tier].is_passable(time.monotonic()):
-                continue
-            try:
-                here = [extent for extent in outdated if extent.tier == tier]
-                store.drop(here)
-                if claimed is None and not is_other:
-                    claimed = store.claim(files, expected_bytes)
-                    part.home, part.has_claims = tier, True
-            except (OSError, IndexBusyError) as error:
-                answer = self._health.blame(tier, error)
-        return answer if claimed is None else claimed
 
     def _staged_meanwhile(
         self, part: Part, claimed: Sequence[Wanted], outdated: Sequence[Extent]
@@ -335,7 +313,7 @@ class Stager:
         """Return what was staged in other tiers between look and claim: claims do not tell."""
         if len(self.stores) == 1 or not claimed:
             return {}
-        found = self._look(part, claimed)
+        found = self._tiers.look(claimed, part.unseen)
         copies = {file: found[file.key].extent for file in claimed if file.key in found}
         return {file: extent for file, extent in copies.items() if extent not in outdated}
 
@@ -349,76 +327,39 @@ class Stager:
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
                     return
-        except TimeoutError:
-            if self._health.is_well(part.home):
-                self._health.say_busy(part.home)  # else it is known what is the matter
-            self._give_up_waiting(part, wait)
         except (OSError, IndexBusyError) as error:
-            self._health.blame(part.home, error)
-            self._give_up_waiting(part, wait)
+            if not isinstance(error, TimeoutError):
+                self._tiers.blame(part.home, error)
+            elif self._tiers.is_well(part.home):  # else it is known what is the matter
+                self._tiers.say_busy(part.home)
+            self._stuck.update(wait.owners)
+            with self._lock:
+                for file in wait.owners:  # one that could only rise is good where it is
+                    part.answers.setdefault(file.key, Staged(Outcome.BUSY))
+            self._end_job(part)
         else:
             self._stuck.difference_update(wait.owners)
             self._claim(part, [*wait.owners])
-
-    def _give_up_waiting(self, part: Part, wait: Wait) -> None:
-        self._stuck.update(wait.owners)
-        with self._lock:
-            for file in wait.owners:  # one that could only rise is good where it is
-                part.answers.setdefault(file.key, Staged(Outcome.BUSY))
-        self._end_job(part)
 
     # --- copies -------------------------------------------------------------------------------
 
     def _read(self, part: Part, files: Sequence[Wanted]) -> list[Job]:
         """Have claimed files read in bulk, as far as there is room, or return jobs that do."""
-        promised = self._copier.promise(len(files), part.home, part.make_room)
+        promised = self._copier.promise(len(files), self._room(part))
         refused = files[len(promised) :]
         readings = [_Reading(part, file, r) for file, r in zip(files, promised, strict=False)]
         if refused:
             self._end_copies(part, dict.fromkeys(refused, Staged(Outcome.REFUSED)), _at_once)
-        if self._ask_in_bulk(part, readings, only_look=False):
-            return []
-        return [functools.partial(self._copy, *reading) for reading in readings]
+        return self._ask(part, readings, only_look=False)
 
-    def _copy(
-        self,
-        part: Part,
-        file: Wanted,
-        release: Release | None = None,
-        opened: Opened | None = None,
-    ) -> None:
-        """Copy a claimed file from the source; without ``release`` no room is kept for it yet."""
-        self._reading[file.key] = None
-        try:
-            got = self._copier.fetch(file, part.home, part.make_room, release, opened)
-        finally:
-            self._reading.pop(file.key, None)
-        self._end_copy(part, file, got)
+    def _room(self, part: Part) -> Room:
+        return Room(range(part.home, len(self.stores)), part.make_room, part.home)
 
-    def take_read(self, reads: Iterable[BulkRead]) -> None:
-        """Take files that were read, and sources that were looked at, in bulk."""
-        taken: dict[Part, dict[Wanted, Content | Copy | Staged]] = {}
-        answers: dict[str, list[Answer]] = {}
-        for read in reads:
-            is_look, file = isinstance(read.token, _Comparison), read.token.file
-            if read.fd < 0:
-                self._reading.pop(file.key, None)
-                answer = file.path, read.ended_ns - read.began_ns, len(read.data or b"")
-                answers.setdefault("stat" if is_look else "read slow store", []).append(answer)
-            if is_look:
-                self._take_look(read, read.token)
-                continue
-            part, file, release = read.token
-            if read.fd < 0:
-                taken.setdefault(part, {})[file] = self._copier.take(read, file, part.home, release)
-            elif self._bulk is not None:
-                took_ns = read.ended_ns - read.began_ns
-                opened = Opened(self._bulk.lent(read, file.path), took_ns)
-                self._submit(functools.partial(self._copy, part, file, release, opened))
-        for what, own in answers.items():
-            self._note_answers(what, own)
-        for part, copied in taken.items():
-            self._end_copies(part, copied, self._submit)
+    def _copy(self, reading: _Reading, read: Read) -> None:
+        """Copy a large file, which is open."""
+        part, file, release = reading
+        release()  # what it takes is known now
+        self._end_copy(part, file, self._copier.copy(read, file, self._room(part)))
 
     def _end_copy(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
         self._end_copies(part, {file: got}, _at_once)
@@ -439,14 +380,66 @@ class Stager:
         self._publish(part, batch)
         self._end_job(part)
 
+    # --- from other nodes ---------------------------------------------------------------------
+
+    def _fetch(self, part: Part, file: Wanted) -> bool:
+        """Have a claimed file fetched; return False if it is to be copied from the source."""
+        holders = part.holders.get(file.key)
+        if self._peers is None or holders is None:
+            return False
+        name = name_of(file.path, self.stores[0].source)
+        if name is None:
+            return False
+        take = functools.partial(self._take_fetched, part, file)
+        if part.partly is None:  # the caller waits, and no job may: see stage
+            return fetch_at_once(self._peers, name, holders, take)
+        self._peers.fetch(name, holders, take)
+        return True
+
+    def _take_fetched(self, part: Part, file: Wanted, sent: FetchedFile | None) -> bool:
+        """Take a file from another node; copy it from the source if no node has it."""
+        if sent is None:
+            self._submit(functools.partial(self._read_alone, part, file))
+            return True
+        known, original = part.trusted.get(file.key), sent.stat()
+        given = (*original, sent.checksum)
+        if known is not None and given != (known.size, known.mtime, known.checksum):
+            return False
+        got = self._copier.receive(file, sent, self._room(part))
+        if got is None:
+            return False
+        is_compared = known is not None or sent.is_fresh or not self._comparer.asks
+        if is_compared or isinstance(got, Staged):  # there was no room for it
+            self._end_copy(part, file, got)
+        else:  # other files come behind this one
+            do = _at_once if part.partly is None else self._submit
+            do(functools.partial(self._compare_fetched, part, file, got, original))
+        return True
+
+    def _compare_fetched(
+        self, part: Part, file: Wanted, got: Content | Copy, original: Original
+    ) -> None:
+        """Use a file that this job has not compared with its source yet only if it is the same."""
+        if self._slow_store.ask(file, only_look=True).original == original:
+            self._end_copy(part, file, got)
+            return
+        if isinstance(got, Copy):
+            self._tiers.give_up(got.extent.tier, got.place)
+        self._read_alone(part, file)
+
+    def _read_alone(self, part: Part, file: Wanted) -> None:
+        """Read a file from the source, since no node has it."""
+        self._do(self._read(part, [file]))
+
     # --- what is copied -----------------------------------------------------------------------
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
-        tiers = range(part.home, len(self.stores))
-        written, reasons = self._copier.write(batch.contents, tiers, part.make_room, part.home)
-        copies, failed = batch.copies + written, [*batch.failed, *reasons]
-        self._note(part, reasons | self._mover.make_known(copies, part.home, failed))
+        contents = [got for got in batch.values() if isinstance(got, Content)]
+        copies, reasons = self._copier.write(contents, self._room(part))
+        copies += [got for got in batch.values() if isinstance(got, Copy)]
+        failed = [key for key, got in batch.items() if isinstance(got, Staged)] + [*reasons]
+        self._note(part, reasons | self._tiers.publish(copies, failed, part.home))
 
     def _note(self, part: Part, answers: Mapping[int, Staged]) -> None:
         with self._lock:
@@ -471,8 +464,7 @@ class Stager:
             For each key that was staged in the tier: where it is now; None if it is gone.
 
         Raises:
-            OSError: The disk of the tier failed.
-            IndexBusyError: Another process keeps its index locked.
+            OSError: The disk of the tier failed; IndexBusyError: its index is locked.
         """
         moved = self._mover.evict(files, tier, make_room)
         with self._lock:

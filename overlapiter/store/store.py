@@ -37,7 +37,7 @@ from .localfiles import remove_left
 from .neighbours import Neighbours
 from .opened import OpenGeneration
 from .places import Place as Place
-from .places import Promise, fill
+from .places import fill
 from .site import Run, Site
 from .tables import (
     Evicted,
@@ -271,11 +271,10 @@ class Store:
 
         return self._on(places)
 
-    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
-        """Keep room for small files, as far as there is any.
-
-        Where there was no room the last time, none is asked for but ``again``.
-        """
+    def promise(
+        self, size_bytes: int, n_files: int, *, again: bool
+    ) -> tuple[int, int, Callable[[], None]]:
+        """Keep room for small files, as :meth:`.OpenGeneration.promise` does."""
         return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
     def publish(self, copies: Sequence[Written], failed: Sequence[int]) -> bool:
@@ -349,11 +348,7 @@ class Store:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
-        try:
-            place.generation.give_up(place)
-        except OSError:
-            if not place.generation.is_gone():  # else there is nothing to give back
-                raise
+        place.give_up(place)
 
     # --- evicting -----------------------------------------------------------------------------
 

@@ -79,13 +79,11 @@ def extent_of(row: Sequence[int], tier: int) -> Extent:
     return Extent(key, tier, *others)
 
 
-def places_of_rows(rows: Iterable[Sequence[int]]) -> list[Evicted]:
+def places_of_rows(rows: Iterable[Evicted]) -> list[Evicted]:
     """Return rows of three numbers as what they say."""
-    places = []
-    for row in rows:
-        _require(_PLACE, row)
-        number, start, size = row
-        places.append((number, start, size))
+    places = [*rows]
+    for place in places:
+        _require(_PLACE, place)
     return places
 
 

@@ -32,10 +32,7 @@ class Wait:
     def is_over(self) -> bool:
         """Return whether one of the files is copied no more, as its owner has ended, for example.
 
-        Raises:
-            TimeoutError: The owners live, and have written nothing for too long.
-            OSError: The disk failed.
-            IndexBusyError: Another process keeps the index locked.
+        Raises TimeoutError if the owners live, and have written nothing for too long.
         """
         store, owners = self._store, self.owners
         if len(store.being_copied([file.key for file in owners])) < len(owners):

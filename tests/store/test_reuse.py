@@ -273,11 +273,11 @@ def test_places_that_are_promised_stay_vacant_for_another_file(tmp_path: Path) -
     store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
     before = stage(store, files, files.paths)
     evict(store, files.paths)
-    promise = store.promise(2 * BLOCK_BYTES, 4, again=True)
-    assert promise.n_files == 4
+    n_kept, _, release = store.promise(2 * BLOCK_BYTES, 4, again=True)
+    assert n_kept == 4
     assert store.places([2 * BLOCK_BYTES]) == []
     for _ in files.paths:
-        promise.release()
+        release()
     places = store.places([2 * BLOCK_BYTES] * 4)
     assert {place.start for place in places} == {extent.start for extent in before.values()}
     for place in places:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapiter.store.segments import write_many
+from overlapiter.store.places import write_many
 
 
 @pytest.mark.parametrize(("block_bytes", "is_full"), [(4096, True), (4 << 20, False)])

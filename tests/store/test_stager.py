@@ -15,8 +15,7 @@ import time
 
 import pytest
 
-from overlapiter.store import boot, copier, health
-from overlapiter.store import stager as stager_module
+from overlapiter.store import boot, copier, tiers
 from overlapiter.store.extents import SMALL_BYTES, ExtentReader
 from overlapiter.store.generation import discard, generation_of
 from overlapiter.store.index import IndexBusyError
@@ -409,7 +408,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    for module in (stager_module, copier, health):
+    for module in (copier, tiers):
         monkeypatch.setattr(module, "time", clock)
     return clock
 
@@ -545,7 +544,7 @@ def test_what_is_copied_of_a_part_that_one_file_holds_up_is_published_by_the_sec
         wanted = setting.wanted(setting.paths)
         pool.submit(setting.stager.stage, wanted, answers.update, partly=partly.update)
         only = {setting.stores[0].key_of(slow): None}
-        while setting.origin.n_opened.total() < 8 or setting.stager._reading != only:
+        while setting.origin.n_opened.total() < 8 or setting.stager._slow_store._asked != only:
             time.sleep(0.001)
         assert [setting.stager.oldest_read()] == [*only]
         assert not any(setting.tier_of(path) == 0 for path in setting.paths)

@@ -13,9 +13,9 @@ import pytest
 from overlapiter.origins.bulk import bulk_of
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Original
 from overlapiter.store.comparer import Validation
-from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.outcome import MakeRoom, Outcome, Staged
 from overlapiter.store.site import Run, Site
+from overlapiter.store.slowstore import CHUNK_BYTES
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from tests.store.stores import BLOCK_BYTES

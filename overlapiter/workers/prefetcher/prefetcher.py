@@ -20,12 +20,12 @@ from overlapiter.board import Counter, Row
 from overlapiter.errors import described
 from overlapiter.origins.bulk import bulk_of
 from overlapiter.sources import declared_paths, paths_below
-from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, unpacked
 from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Answer, Staged
 from overlapiter.store.site import Run
+from overlapiter.store.slowstore import CHUNK_BYTES
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 from overlapiter.tracing import open_trace
