@@ -45,7 +45,9 @@ class Service:
     ) -> None:
         self.owner_pid = os.getpid()  # the process that made it
         self._parcel = parcel
-        self._plan = dataclasses.replace(plan, run_number=secrets.randbits(62))
+        self._plan = dataclasses.replace(
+            plan, trainer_pid=self.owner_pid, run_number=secrets.randbits(62)
+        )
         self._board_fd = board_fd
         self._listener = listener
         self._child: Child | None = None
@@ -79,10 +81,9 @@ class Service:
         listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
             self._child = launch(
-                (dataclasses.replace(self._plan, trainer_pid=os.getpid()),),
+                self._plan,
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
-                preload=self._plan.imports,
-                prepared=self._prepared,
+                self._prepared,
                 needs_main_module=parcel.mentions("__main__"),
             )
         finally:
