@@ -42,6 +42,7 @@ class Part:
         self.state = state
         self.is_suspect = False  # whether a file reader has died that had it
         self.n_lost = 0  # prefetchers that have died that had it
+        self.n_refused = 0  # how often there was no room for its files
         #: Where those of its files lie that may be read from their copies, packed.
         self.extents = b""
         self.report: bytes | None = None  # what its file reader said about the examples, pickled
