@@ -15,12 +15,11 @@ from overlapiter.errors import (
 from overlapiter.sharedmem.layout import Layout
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.reader.reader import ReadTask
-from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.memory import SlotKeeper
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
 from overlapiter.workers.supervisor.stages import READER_CREDIT, CostEstimate
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import Death, Team, Worker
 
 
 class ReadingStage:
@@ -51,7 +50,6 @@ class ReadingStage:
         self._residency = residency
         self._is_skipping = is_skipping
         self._collates = collates
-        self._deaths = Deaths()
         self._given_up: dict[int, ExampleError] = {}
         self._probe: Part | None = None  # the part whose reader is to propose the layout
 
@@ -178,11 +176,9 @@ class ReadingStage:
         """Have the parts of a reader that died read by another one, or give up its example."""
         for part in parts:
             part.is_suspect = True
-        given_up = self._deaths.add(death, parts)
-        if given_up is not None:
-            part, index, n_deaths = given_up
-            self.team.n_fruitless = 0  # giving up an example is progress
-            exit_code, last_words = death.exit_code, death.last_words
+        if blamed := self.team.blame(death, parts):
+            part, index, n_deaths = blamed
+            exit_code, _, last_words = death
             if self._is_skipping:
                 reason = f"{deaths_words(n_deaths, exit_code)} on it"
                 self._given_up[index] = ExampleError(index, (), reason, last_words)

@@ -9,11 +9,10 @@ from overlapiter.errors import deaths_words
 from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import StageTask
-from overlapiter.workers.supervisor.deaths import MAX_DEATHS, Death, Deaths, GivenUp
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
 from overlapiter.workers.supervisor.stages import CostEstimate
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import MAX_DEATHS, Death, Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
 #: It is large if all that is needed soon is staged.
@@ -67,7 +66,6 @@ class StagingStage:
         self._costs = costs
         self._residency = residency
         self._directories = directories
-        self._deaths = Deaths()
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
@@ -237,9 +235,8 @@ class StagingStage:
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
         self._is_held_up = False  # another part may come first now
-        given_up = self._deaths.add(death, parts)
-        if given_up is not None:
-            self._avoid(given_up, death)
+        if blamed := self.team.blame(death, parts):
+            self._avoid(*blamed[1:], death)
         lost = {part.part_id for part in parts}
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             self._residency.take_back(self._tasks.pop(task_id).victims, {})
@@ -258,10 +255,8 @@ class StagingStage:
                 worker.send(("end", ending, None if is_noted else counters))
                 is_noted = True
 
-    def _avoid(self, given_up: GivenUp, death: Death) -> None:
-        _, index, n_deaths = given_up
+    def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
         self._avoided.add(index)
-        self.team.n_fruitless = 0  # leaving an example unstaged is progress
         text = (
             f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the files "
             f"of example {index}, which are read from the source from now on; look at these files, "

@@ -56,7 +56,6 @@ from overlapiter.workers.reader.face import Face
 from overlapiter.workers.reader.reader import FileReader
 from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor.contact import Contact
-from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, SlotKeeper
 from overlapiter.workers.supervisor.nearness import Nearness
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
@@ -65,7 +64,7 @@ from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.serving_stage import ServingStage, serve
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import Death, Team, Worker
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 from overlapiter.workers.supervisor.watch import Watch
 
