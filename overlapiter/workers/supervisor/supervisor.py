@@ -245,8 +245,8 @@ class Supervisor:
         if self._tuner is None or (self._tuner.has_lack and not self._staging.has_work):
             return  # it has seen already that there is too little to read
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
-        if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
-            self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
+        self._tuner.look(time.monotonic(), is_waiting=is_waiting)
+        self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
         self._row.put(Counter.MORE_READS_IN_VAIN, self._tuner.is_more_in_vain)
 
     def _look_around(self) -> None:
