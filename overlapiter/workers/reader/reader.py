@@ -315,21 +315,19 @@ class FileReader:
             self._take_note(message, fds)
 
     def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:
-        payload = reading.pickled_entries(self._plan.is_skipping)
+        report, wanted, failure = reading.pickled_entries(self._plan.is_skipping), None, None
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
         self._row.add(Counter.EXAMPLES_READ, reading.n_read)
         cost = reading.n_files, *self._count_time(before)
-        answer = reading.task.part_id, cost, reading.missed
+        writer = self._writers.get(reading.task.layout_id)
         if reading.failure is not None:
             failure = _pickled_error(self._face.failure(reading.failure), reading.entries[-1])
-            self._channel.send(("failed", answer, failure))
-            return
-        self._row.add(Counter.EXAMPLES_SKIPPED, n_bad)
-        wanted = None
-        writer = self._writers.get(reading.task.layout_id)
-        if payload is not None and writer is not None and writer.wants_wider_rows():
-            wanted = writer.wanted_row_bytes
-        self._channel.send(("read", answer, payload, wanted))
+        else:
+            self._row.add(Counter.EXAMPLES_SKIPPED, n_bad)
+            if report is not None and writer is not None and writer.wants_wider_rows():
+                wanted = writer.wanted_row_bytes
+        answer = reading.task.part_id, cost, reading.missed, report, wanted, failure
+        self._channel.send(("read", *answer))
 
     def _count_time(self, before: tuple[int, int, int]) -> tuple[int, int]:
         """Count how the time of a part divides; return for how long it was busy, and on a core."""

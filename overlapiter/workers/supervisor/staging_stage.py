@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,9 @@ from overlapiter.errors import deaths_words
 from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import StageTask
+from overlapiter.workers.supervisor.reading_stage import CostEstimate
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.team import MAX_DEATHS, Death, Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
@@ -68,7 +69,7 @@ class StagingStage:
         self._directories = directories
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
-        self._next_task_id = 0
+        self._task_ids = itertools.count()
         self._has_answer = False  # of any prefetcher
         self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
         self.is_given_up = False  # whether nothing is staged any more
@@ -170,8 +171,7 @@ class StagingStage:
             for part in parts:
                 self._schedule.redo(part, PartState.TO_STAGE)
             return False
-        task_id = self._next_task_id
-        self._next_task_id += 1
+        task_id = next(self._task_ids)
         self._tasks[task_id] = _Task(parts, indices, victims)
         for part in parts:
             worker.give(part)

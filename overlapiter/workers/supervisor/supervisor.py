@@ -22,15 +22,14 @@ if it likes, and ("crashed", traceback):
     supervisor → file reader                  file reader → supervisor
     ("layout", id, layout), ("forget", …)     ("layout", part_id, layout), if the task has no slot
     ("segment", id, bytes) + fd
-    ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
-    ("slot", slot, layout_id), ("end",)       ("failed", answer, pickled error)
+    ("read", *ReadTask)                       ("read", part_id, cost, missed, report,
+    ("slot", slot, layout_id), ("end",)           wanted row bytes, pickled error)
     ("gone", 0, generation)
 
 The server for other nodes gets ("gone", …), too, and sends ("serving",) once it listens.
 
-The ``answer`` is the part's id, what reading it has cost, and the examples of which a copy was
-damaged or gone.
-A task may be reported in pieces; ``moved`` is None in all of them but the last.
+``missed`` are the examples of which a copy was damaged or gone. A task may be reported in pieces;
+``moved`` is None in all of them but the last.
 """
 
 from __future__ import annotations
@@ -58,11 +57,10 @@ from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.memory import NO_MEMORY, SlotKeeper
 from overlapiter.workers.supervisor.nearness import Nearness
-from overlapiter.workers.supervisor.reading_stage import ReadingStage
+from overlapiter.workers.supervisor.reading_stage import CostEstimate, ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.serving_stage import ServingStage, serve
-from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Death, Team, Worker
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
