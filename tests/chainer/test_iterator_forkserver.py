@@ -100,7 +100,9 @@ def test_interrupts_amid_the_start_of_workers_leave_nothing_half_done(tmp_path: 
 def test_an_interrupt_amid_finalize_leaves_nothing(tmp_path: Path) -> None:
     body = """
         if __name__ == "__main__":
-            iterate().finalize()
+            iterator = iterate()
+            next(iterator)  # else its supervisor may be forked later, and taken for the other's
+            iterator.finalize()
             before = descriptors()
             iterator = iterate()
             next(iterator)
