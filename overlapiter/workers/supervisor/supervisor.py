@@ -41,7 +41,7 @@ import os
 import selectors
 import time
 
-from overlapiter.board import Counter, Row, StatsBoard
+from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.store.generation import generation_of
@@ -136,13 +136,13 @@ class Supervisor:
 
     def _staging_stage(self, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
-        staging = self._plan.staging
-        rows = [self._board.prefetcher_row(n) for n in range(self._plan.n_prefetchers)]
-
-        def be_prefetcher(channel: Channel, row: Row) -> None:
-            Prefetcher(channel, self._face, self._plan, run, row).run()
-
-        team = Team("prefetcher", rows, be_prefetcher, self._leave)
+        plan, staging = self._plan, self._plan.staging
+        team = Team(
+            "prefetcher",
+            [self._board.prefetcher_row(n) for n in range(plan.n_prefetchers)],
+            lambda channel, row: Prefetcher(channel, self._face, plan, run, row).run(),
+            self._leave,
+        )
         team.n_wanted = staging.n_first_prefetchers if staging else 0
         return StagingStage(
             team,
@@ -157,20 +157,16 @@ class Supervisor:
     def _reading_stage(self) -> ReadingStage:
         """Return the stage of the file readers."""
         plan = self._plan
-        rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
-
-        def be_reader(channel: Channel, row: Row) -> None:
-            FileReader(channel, self._face, plan, row).run()
-
+        team = Team(
+            "file reader",
+            [self._board.reader_row(n) for n in range(plan.n_readers)],
+            lambda channel, row: FileReader(channel, self._face, plan, row).run(),
+            self._leave,
+            plan.max_parts_per_reader,
+            needs_all=self._face.deals_in_turn,
+        )
         return ReadingStage(
-            Team(
-                "file reader",
-                rows,
-                be_reader,
-                self._leave,
-                plan.max_parts_per_reader,
-                needs_all=self._face.deals_in_turn,
-            ),
+            team,
             self._schedule,
             self._keeper,
             self._costs,
