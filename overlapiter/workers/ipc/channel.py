@@ -39,11 +39,7 @@ class ChannelClosedError(Exception):
 
 
 class Channel:
-    """One end of a channel.
-
-    Args:
-        end: The socket; the channel takes it over.
-    """
+    """One end of a channel, which takes its socket over."""
 
     def __init__(self, end: socket.SocketType) -> None:
         self._socket = end

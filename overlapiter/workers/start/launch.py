@@ -148,7 +148,7 @@ def launch(
         plan: What it is to do; the forkserver imports the same modules, if it is started here.
         fds: Descriptors to duplicate into the child; they stay the caller's.
         prepared: What :func:`preparation` has returned.
-        needs_main_module: Whether the child must import the program's ``__main__``.
+        needs_main_module: Whether the child has to import it.
 
     Raises:
         PipelineError: It must, but cannot; or there is no forkserver.

@@ -68,12 +68,8 @@ class InFlight:
     """The number of reads in flight, as it follows from one reading after the other.
 
     It grows only while the trainer waits and there is more to read; it shrinks whenever that
-    costs no throughput, and to twice of what is in use when the trainer does not wait.
-
-    Args:
-        start: The number to begin with; it is brought within the bounds.
-        minimum: Lower bound, at least 1.
-        maximum: Upper bound.
+    costs no throughput, and to twice of what is in use when the trainer does not wait. The number
+    to begin with is brought within the bounds, of which the lower one is at least 1.
     """
 
     def __init__(self, start: int, minimum: int, maximum: int) -> None:

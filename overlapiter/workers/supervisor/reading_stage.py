@@ -84,12 +84,7 @@ class CostEstimate:
 
 
 class ReadingStage:
-    """Hands parts to file readers, with slots to write to. It is never given up.
-
-    Args:
-        is_skipping: Whether examples that cannot be read are left out.
-        collates: Whether a slot has one row, for what is made of a whole mini-batch.
-    """
+    """Hands parts to file readers, with slots to write to. It is never given up."""
 
     is_given_up = False
 
@@ -109,8 +104,8 @@ class ReadingStage:
         self._keeper = keeper
         self._costs = costs
         self._residency = residency
-        self._is_skipping = is_skipping
-        self._collates = collates
+        self._is_skipping = is_skipping  # whether examples that cannot be read are left out
+        self._collates = collates  # whether a slot has one row, for a whole mini-batch
         self._given_up: dict[int, ExampleError] = {}
         self._probe: Part | None = None  # the part whose reader is to propose the layout
 

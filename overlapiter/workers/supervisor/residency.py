@@ -52,20 +52,15 @@ _NOTHING, _ONE_FILE, _GONE = 0, 1, 2
 
 
 class Residency:
-    """What is staged, for one iterator.
-
-    Args:
-        capacity_bytes: What the tiers hold together; None if that is not limited.
-        n_sharers: Ranks of this node, each of which stages ahead into the same directory.
-    """
+    """What is staged, for one iterator."""
 
     def __init__(
         self, n_examples: int, n_tiers: int, capacity_bytes: int | None, n_sharers: int = 1
     ) -> None:
         self._n_examples = n_examples
         self._n_tiers = n_tiers
-        self._capacity_bytes = capacity_bytes
-        self._n_sharers = n_sharers
+        self._capacity_bytes = capacity_bytes  # of all tiers together; None for no limit
+        self._n_sharers = n_sharers  # ranks of this node, which stage ahead into one directory
         self._eviction = Eviction(n_examples, n_tiers)
         self._known = _KnownExtents(n_examples)
         self._suspects: set[int] = set()

@@ -90,14 +90,7 @@ _Queue = list[tuple[int, Part]]
 
 
 class Schedule:
-    """All mini-batches on their way, and two queues of parts, the ones needed first in front.
-
-    Args:
-        is_staging: Whether parts are staged before they are read.
-        part_size: Tells how many examples of a mini-batch to put into a part now.
-        settled: Called with each mini-batch when it is settled.
-        n_turns: Readers to which mini-batches are dealt in turn; 0 if any reader may read any part.
-    """
+    """All mini-batches on their way, and two queues of parts, the ones needed first in front."""
 
     def __init__(
         self,
@@ -107,10 +100,10 @@ class Schedule:
         settled: Callable[[Batch], None],
         n_turns: int = 0,
     ) -> None:
-        self._is_staging = is_staging
-        self._part_size = part_size
+        self._is_staging = is_staging  # whether parts are staged before they are read
+        self._part_size = part_size  # how many examples of a mini-batch to put into a part now
         self._settled = settled
-        self.n_turns = n_turns
+        self.n_turns = n_turns  # readers to which mini-batches are dealt in turn; 0 to deal parts
         self._first_batch_id = 0
         self.next_batch_id = 0  # the number of the next mini-batch to be taken up
         self._end_position = 0

@@ -43,12 +43,7 @@ class _Task:
 
 
 class StagingStage:
-    """Hands parts to prefetchers, several in one task; parts that need none go past them.
-
-    Args:
-        credit_examples: Examples that a prefetcher has at hand, at first.
-        directories: Where files are staged, for people to read.
-    """
+    """Hands parts to prefetchers, several in one task; parts that need none go past them."""
 
     def __init__(
         self,
@@ -63,10 +58,10 @@ class StagingStage:
         self.team = team
         self._schedule = schedule
         self._warn = warn
-        self.credit_examples = credit_examples
+        self.credit_examples = credit_examples  # what a prefetcher has at hand
         self._costs = costs
         self._residency = residency
-        self._directories = directories
+        self._directories = directories  # for people to read
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._task_ids = itertools.count()

@@ -132,19 +132,7 @@ class Worker(Contact):
 
 
 class Team:
-    """The workers of one kind, one for each row of counters.
-
-    Args:
-        kind: As messages name it; :class:`Worker` has it, too.
-        rows: The counters of each worker.
-        role: What a worker does.
-        leave_supervisor: Called first in each forked process, to close what is the supervisor's.
-        max_parts: Parts after which a process is replaced by a fresh one; None for never.
-        needs_all: Whether no other worker can do what one of them has to do.
-
-    Attributes:
-        n_wanted: So many of the places, the first ones, are to have a process.
-    """
+    """The workers of one kind, one for each row of counters."""
 
     def __init__(
         self,
@@ -158,11 +146,11 @@ class Team:
     ) -> None:
         self._process_name = f"ovl-{kind.split()[-1]}"
         self._role = role
-        self._leave_supervisor = leave_supervisor
-        self._max_parts = max_parts
-        self._needs_all = needs_all
+        self._leave_supervisor = leave_supervisor  # closes what is its, in each forked process
+        self._max_parts = max_parts  # after which a process is replaced by a fresh one, if ever
+        self._needs_all = needs_all  # whether no other worker can do what one of them has to do
         self.workers = [Worker(kind, number, row) for number, row in enumerate(rows)]
-        self.n_wanted = len(self.workers)
+        self.n_wanted = len(self.workers)  # of the places, the first ones are to have a process
         self.n_fruitless = 0  # processes that ended, since one of them last sent something
         # By part: the example of the last death, whether it is known to be that one, how often.
         self._deaths: dict[int, tuple[int, bool, int]] = {}
