@@ -267,7 +267,6 @@ class Prefetcher:
         )
 
     def _look(self, example: ExampleAtHand, wanted: dict[int, Wanted]) -> None:
-        """Ask the dataset which files an example reads."""
         try:
             declared = declared_paths(self._dataset, example.index)
             if declared is None:
@@ -410,7 +409,6 @@ class Prefetcher:
                 self._stage_found(work, example, file, answers)
 
     def _wanted(self, path: str) -> Wanted:
-        """Return a file that the dataset opens."""
         _, absolute = next(paths_below(self._plan.source, [path]), (path, ""))
         if not absolute:
             raise ValueError(f"{path} has a part that names no file below the source")

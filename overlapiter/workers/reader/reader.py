@@ -381,7 +381,6 @@ class _Reading:
 
 
 def _is_countable(index: object) -> bool:
-    """Return whether an index fits into a counter."""
     return isinstance(index, int) and abs(index) < 2**62
 
 

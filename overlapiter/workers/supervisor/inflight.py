@@ -192,7 +192,6 @@ class InFlight:
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _shrink(self, window: _Window, reading: Reading) -> None:
-        """Lower the number to twice of what is in use."""
         enough = max(self._minimum, math.ceil(2 * window.n_busy), math.ceil(self._home / _FINE))
         if enough < self._home:
             self._home = enough

@@ -162,7 +162,6 @@ class Schedule:
         self._add(batch, 0, PartState.TO_STAGE if self._is_staging else PartState.TO_READ)
 
     def _add(self, batch: Batch, start: int, state: PartState) -> None:
-        """Add a part of all examples of a mini-batch from ``start`` on."""
         part = Part(batch, start, len(batch.indices), state)
         batch.parts.append(part)
         batch.n_waiting += 1

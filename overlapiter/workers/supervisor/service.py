@@ -104,7 +104,6 @@ class Service:
         self.start()
 
     def _why_it_ended(self) -> str:
-        """Say where to look for what has ended the supervisor."""
         if self._child is None or not self._child.is_forked(_END_SECONDS):
             return (
                 ", or could not be forked at all; look at `ulimit -u`, the limit of processes of "

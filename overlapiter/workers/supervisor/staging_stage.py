@@ -150,7 +150,6 @@ class StagingStage:
         return soon if limit is None else min(soon, limit)
 
     def _n_wanted(self, worker: Worker | None) -> int:
-        """Return how many examples a task of a worker is to have."""
         if not self._has_answer and not (worker and worker.parts):
             return _SMALL_TASK_EXAMPLES  # so that each prefetcher has one soon
         if not self._residency.is_full:

@@ -155,7 +155,6 @@ class Supervisor:
         )
 
     def _reading_stage(self) -> ReadingStage:
-        """Return the stage of the file readers."""
         plan = self._plan
         team = Team(
             "file reader",
@@ -183,7 +182,6 @@ class Supervisor:
         return ServingStage(Team("peer", rows, role, self._leave_all), self._warn)
 
     def _part_size(self, batch: Batch) -> int:
-        """Return how many examples of a mini-batch to put into a part."""
         size, is_first = len(batch.indices), batch.batch_id <= self._consumed_id
         if self._face.collates or self._face.deals_in_turn:
             return size
@@ -216,7 +214,6 @@ class Supervisor:
                     self._take_turn(0)  # the first ones work while the others are forked
 
     def _take_turn(self, timeout_seconds: float) -> None:
-        """Handle the messages that have come, and hand out work."""
         for key, events in self._selector.select(timeout_seconds):
             if key.data is None:
                 self._hear_trainer(events)

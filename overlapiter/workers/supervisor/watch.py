@@ -98,7 +98,6 @@ class Watch:
             self._row.add(Counter.BYTE_RATE_CHANGES, round(byte_change * 1e6))
 
     def _record_store(self, now_ns: int) -> None:
-        """Record what the slow store gives."""
         (before_kb, before_ns), n_kb = self._recorded, self._board.total(Counter.ANSWERED_KB)
         self._recorded = n_kb, now_ns
         if before_ns and self._board.n_prefetchers:
@@ -109,7 +108,6 @@ class Watch:
 
 
 def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:
-    """Return what a mini-batch that is not ready waits for."""
     states = [part.state for part in batch.parts]
     if PartState.TO_STAGE in states or PartState.STAGING in states:
         return Counter.WAIT_STAGING_NS
