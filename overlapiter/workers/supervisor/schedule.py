@@ -63,9 +63,10 @@ class Batch:
     """A mini-batch on its way."""
 
     def __init__(
-        self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int
+        self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int, turn: int
     ) -> None:
         self.batch_id = batch_id  # its number; they count up
+        self.turn = turn  # the reader to which it is dealt, if they are dealt in turn
         self.position = position  # the position of the first example, counted over all epochs
         self.indices = indices
         self.epochs = epochs  # the epoch of each example; None without a seed
@@ -157,7 +158,8 @@ class Schedule:
         if batch_id < self.next_batch_id:
             return
         self.next_batch_id = batch_id + 1
-        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position)
+        turn = (batch_id - self._first_batch_id) % len(self._to_read)
+        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position, turn)
         self._end_position = position + len(indices)
         self._add(batch, 0, PartState.TO_STAGE if self._is_staging else PartState.TO_READ)
 
@@ -202,8 +204,7 @@ class Schedule:
         """Return the next mini-batch of a reader's turn, staged or not: it reads them in order."""
         waiting = (PartState.TO_STAGE, PartState.STAGING, PartState.TO_READ)
         for batch_id, batch in self._batches.items():
-            is_its = (batch_id - self._first_batch_id) % self.n_turns == turn
-            if is_its and any(part.state in waiting for part in batch.parts):
+            if batch.turn == turn and any(part.state in waiting for part in batch.parts):
                 return batch_id
         return -1
 
@@ -254,10 +255,8 @@ class Schedule:
 
     def _queue(self, part: Part, state: PartState) -> None:
         part.state = state
-        queue = self._to_stage
-        if state is PartState.TO_READ:
-            turn = part.batch.batch_id - self._first_batch_id
-            queue = self._to_read[turn % len(self._to_read)]
+        is_staged = state is PartState.TO_READ
+        queue = self._to_read[part.batch.turn] if is_staged else self._to_stage
         heapq.heappush(queue, (part.part_id, part))
 
     def _pop(
