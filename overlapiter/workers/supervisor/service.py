@@ -156,25 +156,26 @@ class Service:
 
     def end(self) -> None:
         """End the supervisor and with it its workers; kill it if it does not end by itself."""
-        if self._child is None:
+        child = self._child
+        if child is None:
             self.channel.close()
             return
-        with contextlib.suppress(ChannelClosedError, BlockingIOError):
-            self.channel.send(("close",), wait=False)
-        self.channel.close()
-        child = self._child
         try:
+            with contextlib.suppress(ChannelClosedError, BlockingIOError):
+                self.channel.send(("close",), wait=False)
+            self.channel.close()
             # A forkserver that is still importing forks it later; it then finds its channel closed.
             if child.is_forked(_END_SECONDS) and not child.has_ended(_END_SECONDS):
                 child.kill()
                 child.has_ended(_END_SECONDS)
         except BaseException:
-            if not child.has_ended(0):  # an interrupt has ended the wait
+            if child.is_forked(0) and not child.has_ended(0):  # an interrupt has ended the wait
                 child.kill()
             raise
         finally:
             self._child = None
             child.close()
+            self.channel.close()
 
     def close(self) -> None:
         """End the processes and drop every descriptor; in a forked child drop nothing but these."""
