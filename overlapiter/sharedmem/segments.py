@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections.abc import Iterable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from overlapiter.errors import SharedMemoryError
+
+if TYPE_CHECKING:  # a trainer makes no pools
+    from overlapiter.sharedmem.layout import Layout
 
 
 class Slot(NamedTuple):
@@ -96,25 +98,22 @@ def _reason(error: Exception) -> str:
 
 
 class SlotPool:
-    """Slots of one size, in segments of doubling size, so that few segments hold many slots.
+    """Slots of one layout, in segments of doubling size, so that few segments hold many slots.
 
     Args:
-        slot_bytes: Size of a slot.
-        n_rows: Rows of a slot.
+        layout: The layout.
         n_expected: Slots in use in steady state; the memory of more free slots is freed.
     """
 
-    def __init__(
-        self, slot_bytes: int, n_rows: int, n_expected: int, *, keeps_memory: bool = False
-    ) -> None:
+    def __init__(self, layout: Layout, n_expected: int, *, keeps_memory: bool = False) -> None:
         #: Whether no memory is freed, since its pages are locked for a device.
         self.keeps_memory = keeps_memory
-        self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self.layout = layout
+        self._stride_bytes = -(-layout.slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._n_expected = n_expected
         self.segments: dict[int, Segment] = {}
         self._warm: list[Slot] = []  # with memory; last in, first out, for the processor's cache
         self._cold: list[Slot] = []  # without memory
-        self._n_rows = n_rows
         self._lacking: dict[Slot, set[int]] = {}  # rows without memory, of slots that were cold
         self._n_slots = 0
 
@@ -143,10 +142,10 @@ class SlotPool:
         if self._warm:
             return self._warm.pop()
         slot = self._cold.pop()
-        self._lacking[slot] = set(range(self._n_rows))
+        self._lacking[slot] = set(range(self.layout.n_rows))
         return slot
 
-    def reserve(self, slot: Slot, rows: range, columns: Iterable[tuple[int, int]]) -> None:
+    def reserve(self, slot: Slot, rows: range) -> None:
         """Allocate the memory of rows of a slot, unless they have it.
 
         It takes a millisecond for 3 MB, so that of a whole mini-batch would hold up its first part.
@@ -154,7 +153,6 @@ class SlotPool:
         Args:
             slot: One that was acquired.
             rows: The rows; not none.
-            columns: Where each column begins in the slot, and the bytes of a row.
 
         Raises:
             SharedMemoryError: There is too little.
@@ -162,10 +160,12 @@ class SlotPool:
         lacking = self._lacking.get(slot)
         if lacking is None or lacking.isdisjoint(rows):
             return
-        for start_bytes, row_bytes in columns:
-            if row_bytes:
-                start_bytes += slot.offset_bytes + rows.start * row_bytes
-                self.segments[slot.segment_id].reserve(start_bytes, len(rows) * row_bytes)
+        for column in self.layout.columns:
+            if column.row_bytes:
+                start_bytes = column.offset_bytes + rows.start * column.row_bytes
+                self.segments[slot.segment_id].reserve(
+                    slot.offset_bytes + start_bytes, len(rows) * column.row_bytes
+                )
         lacking.difference_update(rows)
         if not lacking:
             del self._lacking[slot]

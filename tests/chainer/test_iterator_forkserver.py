@@ -100,7 +100,9 @@ def test_interrupts_amid_the_start_of_workers_leave_nothing_half_done(tmp_path: 
 def test_an_interrupt_amid_finalize_leaves_nothing(tmp_path: Path) -> None:
     body = """
         if __name__ == "__main__":
-            iterate().finalize()
+            iterator = iterate()
+            next(iterator)  # else its supervisor may be forked later, and taken for the other's
+            iterator.finalize()
             before = descriptors()
             iterator = iterate()
             next(iterator)
@@ -118,3 +120,27 @@ def test_an_interrupt_amid_finalize_leaves_nothing(tmp_path: Path) -> None:
     """
     done = run_script(tmp_path, BEGIN + body)
     assert (done.stdout.splitlines(), done.stderr) == (["interrupted", "0", "[]"], "")
+
+
+def test_an_interrupt_before_the_end_is_waited_for_leaves_nothing(tmp_path: Path) -> None:
+    body = """
+        from overlapiter.workers.ipc.channel import Channel
+
+        def interrupted(*_, **__):
+            Channel.send = send
+            raise KeyboardInterrupt
+
+        if __name__ == "__main__":
+            iterator = iterate()
+            next(iterator)
+            child = supervisor()
+            child.suspend()  # so that it does not end by itself
+            send, Channel.send = Channel.send, interrupted
+            try:
+                iterator.finalize()
+            except KeyboardInterrupt:
+                print("interrupted")
+            print(psutil.wait_procs([child], 10)[1])
+    """
+    done = run_script(tmp_path, BEGIN + body)
+    assert (done.stdout.splitlines(), done.stderr) == (["interrupted", "[]"], "")

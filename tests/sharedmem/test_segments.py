@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from overlapiter.errors import SharedMemoryError
+from overlapiter.sharedmem.layout import Column, Layout
 from overlapiter.sharedmem.segments import Segment, Slot, SlotPool
 
 PAGE = mmap.PAGESIZE
@@ -89,9 +90,18 @@ def test_a_segment_beyond_the_limit_of_the_process_is_told():
     assert os.waitpid(pid, 0)[1] == 0
 
 
+def pool_of(
+    slot_bytes: int, n_rows: int, n_expected: int, columns: list[tuple[int, int]] | None = None
+) -> SlotPool:
+    """Return a pool; of its columns each begins somewhere in a slot, and has rows of some bytes."""
+    places = columns or [(0, slot_bytes)]
+    made = [Column(np.dtype(np.uint8), (n_bytes,), n_bytes, begin) for begin, n_bytes in places]
+    return SlotPool(Layout("array", tuple(made), n_rows, slot_bytes), n_expected)
+
+
 @pytest.mark.parametrize("slot_bytes", [1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE])
 def test_slots_are_page_aligned_and_do_not_overlap(slot_bytes):
-    pool = SlotPool(slot_bytes, 1, 3)
+    pool = pool_of(slot_bytes, 1, 3)
     pool.add_segment(0)
     slots = [pool.acquire() for _ in range(3)]
     assert pool.is_used_up()
@@ -103,7 +113,7 @@ def test_slots_are_page_aligned_and_do_not_overlap(slot_bytes):
 
 
 def test_a_pool_grows_by_doubling_without_moving_what_is_in_use():
-    pool = SlotPool(100, 1, 2)
+    pool = pool_of(100, 1, 2)
     taken = []
     for segment_id in range(4):
         assert pool.is_used_up()
@@ -121,7 +131,7 @@ def test_a_pool_grows_by_doubling_without_moving_what_is_in_use():
 
 
 def test_the_slot_released_last_is_given_first():
-    pool = SlotPool(100, 1, 3)
+    pool = pool_of(100, 1, 3)
     pool.add_segment(0)
     slots = [pool.acquire() for _ in range(3)]
     for slot in slots:
@@ -130,20 +140,20 @@ def test_the_slot_released_last_is_given_first():
     pool.close()
 
 
-def acquired(pool: SlotPool, slot_bytes: int) -> Slot:
+def acquired(pool: SlotPool) -> Slot:
     """Return a slot of one row with memory for it."""
     slot = pool.acquire()
-    pool.reserve(slot, range(1), [(0, slot_bytes)])
+    pool.reserve(slot, range(1))
     return slot
 
 
 def test_memory_beyond_what_is_expected_is_given_back_and_reserved_anew():
-    pool = SlotPool(PAGE, 1, 2)
+    pool = pool_of(PAGE, 1, 2)
     pool.add_segment(0)
-    acquired(pool, PAGE)
-    acquired(pool, PAGE)
+    acquired(pool)
+    acquired(pool)
     pool.add_segment(1)
-    extra = [acquired(pool, PAGE), acquired(pool, PAGE)]
+    extra = [acquired(pool), acquired(pool)]
     assert used_bytes(pool.segments[1]) == 2 * PAGE
     for slot in extra:
         pool.release(slot)  # these two are kept warm
@@ -152,30 +162,30 @@ def test_memory_beyond_what_is_expected_is_given_back_and_reserved_anew():
         pool.release(Slot(0, n * PAGE))
     assert used_bytes(pool.segments[0]) == 0
     for _ in range(4):
-        slot = acquired(pool, PAGE)
+        slot = acquired(pool)
         filled(pool.segments[slot.segment_id], slot, PAGE, 7)
     assert used_bytes(pool.segments[0]) == 2 * PAGE
     pool.close()
 
 
 def test_rows_get_memory_when_they_are_asked_for_and_once(monkeypatch):
-    pool = SlotPool(8 * PAGE, 4, 1)
+    pool = pool_of(8 * PAGE, 4, 1, [(0, PAGE), (4 * PAGE, PAGE), (8 * PAGE, 0)])
     pool.add_segment(0)
-    slot, columns = pool.acquire(), [(0, PAGE), (4 * PAGE, PAGE), (8 * PAGE, 0)]
+    slot = pool.acquire()
     assert used_bytes(pool.segments[0]) == 0
-    pool.reserve(slot, range(1, 3), columns)
+    pool.reserve(slot, range(1, 3))
     assert used_bytes(pool.segments[0]) == 4 * PAGE
     pool.release(slot)  # as a mini-batch that was given up
     assert pool.acquire() == slot
-    pool.reserve(slot, range(4), columns)
+    pool.reserve(slot, range(4))
     assert used_bytes(pool.segments[0]) == 8 * PAGE
     monkeypatch.setattr(os, "posix_fallocate", None)
-    pool.reserve(slot, range(4), columns)
+    pool.reserve(slot, range(4))
     pool.close()
 
 
 def test_a_row_that_cannot_be_reserved_is_tried_again(monkeypatch):
-    pool = SlotPool(PAGE, 1, 1)
+    pool = pool_of(PAGE, 1, 1)
     pool.add_segment(0)
     slot = pool.acquire()
 
@@ -185,14 +195,14 @@ def test_a_row_that_cannot_be_reserved_is_tried_again(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, "posix_fallocate", no_memory)
         with pytest.raises(SharedMemoryError, match="No space left"):
-            pool.reserve(slot, range(1), [(0, PAGE)])
-    pool.reserve(slot, range(1), [(0, PAGE)])
+            pool.reserve(slot, range(1))
+    pool.reserve(slot, range(1))
     assert used_bytes(pool.segments[0]) == PAGE
     pool.close()
 
 
 def test_a_closed_pool_has_no_descriptors():
-    pool = SlotPool(100, 1, 2)
+    pool = pool_of(100, 1, 2)
     pool.add_segment(0)
     fd = pool.segments[0].fd
     pool.close()

@@ -8,12 +8,11 @@ from overlapiter.board import Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import Finding, StageTask
-from overlapiter.workers.supervisor.deaths import Death
+from overlapiter.workers.supervisor.reading_stage import CostEstimate
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Schedule
-from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import Death, Team, Worker
 
 
 def staging_stage(

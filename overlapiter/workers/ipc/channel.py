@@ -25,6 +25,8 @@ _IN_PACKET, _IN_MEMORY = b"P", b"M"
 #: Plain numbers: to combine the enumeration's members takes a microsecond each time.
 _DONTWAIT, _CLOEXEC = int(socket.MSG_DONTWAIT), int(socket.MSG_CMSG_CLOEXEC)
 _CTRUNC = int(socket.MSG_CTRUNC)
+#: The other end is gone, or this one was closed: by the handler of a signal, for example.
+_CLOSED = {errno.EPIPE, errno.ECONNRESET, errno.EBADF}
 #: Descriptors that the channels of a process leave to others: messages, slots, the dataset.
 _SPARE_DESCRIPTORS = 12
 
@@ -37,11 +39,7 @@ class ChannelClosedError(Exception):
 
 
 class Channel:
-    """One end of a channel.
-
-    Args:
-        end: The socket; the channel takes it over.
-    """
+    """One end of a channel, which takes its socket over."""
 
     def __init__(self, end: socket.SocketType) -> None:
         self._socket = end
@@ -95,10 +93,8 @@ class Channel:
                 memory.write(data)
                 memory.flush()
                 self._send_packet(_IN_MEMORY, (memory.fileno(), *fds), flags)
-        except (BrokenPipeError, ConnectionResetError):
-            raise ChannelClosedError from None
         except OSError as error:
-            if error.errno == errno.EBADF:  # closed here
+            if error.errno in _CLOSED:
                 raise ChannelClosedError from None
             raise
 
@@ -125,20 +121,18 @@ class Channel:
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
             except ConnectionResetError:  # reported once; what was sent before can still be read
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
-            packet, control, result_flags, _ = answer
-            if result_flags & _CTRUNC:
-                for fd in _received_fds(control):  # there was room for some
-                    os.close(fd)
-                raise _no_descriptor("for what another process sent")
-        except ConnectionResetError:
-            packet, control = b"", []
         except OSError as error:
-            if error.errno != errno.EBADF:
-                raise
-            packet, control = b"", []  # closed here
+            if error.errno in _CLOSED:
+                raise ChannelClosedError from None
+            raise
+        packet, control, result_flags, _ = answer
+        fds = _received_fds(control)
+        if result_flags & _CTRUNC:
+            for fd in fds:  # there was room for some
+                os.close(fd)
+            raise _no_descriptor("for what another process sent")
         if not packet:
             raise ChannelClosedError
-        fds = _received_fds(control)
         if packet[:1] == _IN_PACKET:
             return pickle.loads(memoryview(packet)[1:]), fds
         memory_fd = fds.pop(0)
@@ -159,7 +153,7 @@ class Channel:
     def _is_ready(self, event: int, timeout_seconds: float) -> bool:
         try:
             return is_ready(self._socket, event, timeout_seconds)
-        except ValueError:  # closed here, by the handler of a signal for example: that is the end
+        except ValueError:  # closed here: that is the end
             return True
 
     def close(self) -> None:

@@ -20,10 +20,9 @@ from overlapiter.board import Counter, Row
 from overlapiter.errors import described
 from overlapiter.origins.bulk import bulk_of
 from overlapiter.sources import declared_paths, paths_below
-from overlapiter.store.elsewhere import Holders
-from overlapiter.store.extents import Extent, unpacked
+from overlapiter.store.extents import Extent
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.outcome import Answer, Staged
+from overlapiter.store.outcome import Answer, Done, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.slowstore import CHUNK_BYTES
 from overlapiter.store.stager import Stager
@@ -231,45 +230,43 @@ class Prefetcher:
 
     def _begin(self, work: TaskAtHand) -> None:
         """Find out which files the examples of a task read, and have them staged."""
-        task = work.task
         wanted: dict[int, Wanted] = {}
-        suspects: set[int] = set()
-        holders: dict[int, Holders] = {}
-        for index in task.indices:
+        for index in work.task.indices:
             example = ExampleAtHand(index)
             work.examples.append(example)
-            if index in task.avoid:
+            if index in work.task.avoid:
                 example.is_complete, example.is_followed = False, True
                 continue
             self._row.put(Counter.CURRENT, index + 1)  # the dataset's code may kill this process
             self._look(example, wanted)
-            if index in task.suspects:
-                suspects.update(example.keys)
-            if index in task.holders:
-                holders.update(dict.fromkeys(example.keys, task.holders[index]))
+            work.note_files(example)
         with self._lock:
             undeclared = [example for example in work.examples if not example.is_followed]
             work.n_waiting += len(undeclared)
         self._show_current()
-        self._want(wanted)
         for example in undeclared:
             self._threads.put(functools.partial(self._discover, work, example))
-        if not wanted:
-            self._take(work, {})
-            return
-        trusted = unpacked(task.trusted)
+        take, note = functools.partial(self._take, work), functools.partial(self._note, work)
+        self._stage(work, wanted, take, note)
+
+    def _stage(
+        self, work: TaskAtHand, files: dict[int, Wanted], done: Done, partly: Done | None = None
+    ) -> None:
+        """Have files of a task staged, see :meth:`.Stager.stage`."""
+        for store in self._stores:
+            with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
+                store.neighbours.want(files)
         self._stager.stage(
-            [*wanted.values()],
-            functools.partial(self._take, work),
+            [*files.values()],
+            done,
             work.make_room,
-            suspects,
-            trusted,
-            functools.partial(self._note, work),
-            holders,
+            work.suspects,
+            work.trusted,
+            partly,
+            work.holders,
         )
 
     def _look(self, example: ExampleAtHand, wanted: dict[int, Wanted]) -> None:
-        """Ask the dataset which files an example reads."""
         try:
             declared = declared_paths(self._dataset, example.index)
             if declared is None:
@@ -296,11 +293,6 @@ class Prefetcher:
             f"the source, and so is each further one of which the dataset cannot say what it reads",
             "unknown files",
         )
-
-    def _want(self, wanted: dict[int, Wanted]) -> None:
-        for store in self._stores:
-            with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
-                store.neighbours.want(wanted)
 
     def _take(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         """Take answers for files; after the last ones of a task, send it back to the supervisor."""
@@ -417,7 +409,6 @@ class Prefetcher:
                 self._stage_found(work, example, file, answers)
 
     def _wanted(self, path: str) -> Wanted:
-        """Return a file that the dataset opens."""
         _, absolute = next(paths_below(self._plan.source, [path]), (path, ""))
         if not absolute:
             raise ValueError(f"{path} has a part that names no file below the source")
@@ -457,13 +448,8 @@ class Prefetcher:
         """Have one file staged; that takes no other thread, so it has been done on return."""
         example.keys.append(file.key)
         example.paths.append(file.path)
-        index = example.index
-        self._want({file.key: file})
-        suspects = [file.key] if index in work.task.suspects else []
-        holders = work.task.holders.get(index)
-        known = {} if holders is None else {file.key: holders}
-        trusted = unpacked(work.task.trusted)
-        self._stager.stage([file], answers.update, work.make_room, suspects, trusted, holders=known)
+        work.note_files(example)
+        self._stage(work, {file.key: file}, answers.update)
         return answers[file.key]
 
     # --- what others see ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from overlapiter.board import Counter, Row
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.eviction import Victim
-from overlapiter.store.extents import Extent, packed
+from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.store.outcome import Outcome, Staged
 
 from .evictor import RoomForTask
@@ -66,9 +66,20 @@ class TaskAtHand:
         self.make_room = None if task.victims is None else room.make
         self.examples: list[ExampleAtHand] = []
         self.answers: dict[int, Staged] = {}
+        self.trusted = unpacked(task.trusted)
+        # By the keys of the files.
+        self.suspects: set[int] = set()
+        self.holders: dict[int, Holders] = {}
         self.n_reported = 0
         self.begun_ns = time.monotonic_ns()
         self.n_waiting = 1  # answers: for all declared files, and for each other example
+
+    def note_files(self, example: ExampleAtHand) -> None:
+        """Note of the files of an example what is known of it."""
+        if example.index in self.task.suspects:
+            self.suspects.update(example.keys)
+        if example.index in self.task.holders:
+            self.holders |= dict.fromkeys(example.keys, self.task.holders[example.index])
 
     def take(self, answers: dict[int, Staged], row: Row) -> None:
         """Take answers for files; count those that are new.

@@ -32,15 +32,12 @@ class Threads:
     """Threads that do jobs, the oldest first.
 
     :meth:`put` and :meth:`note_answers` are safe for threads; the others are for one thread alone.
-
-    Args:
-        run: Called in each thread with what does the jobs, until the thread is to end.
     """
 
     def __init__(
         self, run: Callable[[Callable[[], None]], None] = lambda do_jobs: do_jobs()
     ) -> None:
-        self._run = run
+        self._run = run  # called in each thread with what does the jobs until the thread is to end
         self._jobs: collections.deque[Callable[[], None]] = collections.deque()
         self._wakings: queue.SimpleQueue[None] = queue.SimpleQueue()  # one wakes one thread
         self._lock = threading.Lock()

@@ -19,11 +19,7 @@ class Face:
 
     A framework's own one is pickled in the place of the dataset, which it holds.
 
-    Args:
-        dataset: The dataset.
-
     Attributes:
-        dataset: The dataset.
         collates: Whether a mini-batch is read by one file reader, as a whole, and what
             :meth:`collate` makes of it is written to the slot in the place of its examples.
         deals_in_turn: Whether reader ``k`` of ``n`` reads the mini-batches ``k``, ``k + n``, …
@@ -79,15 +75,11 @@ class ChainerFace(Face):
 
     It imports nothing of Chainer, which a dataset may do without, and does not stand in our package
     for Chainer, whose import would take each supervisor 3 ms.
-
-    Args:
-        dataset: The dataset.
-        config: The values of ``chainer.config``, each pickled.
     """
 
     def __init__(self, dataset: Dataset, config: dict[str, bytes]) -> None:
         super().__init__(dataset)
-        self._config = config
+        self._config = config  # the values of ``chainer.config``, each pickled
 
     def begin(self, number: int, n_readers: int) -> None:
         """Configure Chainer now if this process has imported it, and whenever it does."""

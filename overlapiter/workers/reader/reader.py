@@ -234,18 +234,14 @@ class FileReader:
         if self._face.collates:
             reading.examples.append(example)
             return
-        if task.slot is None:
-            task = reading.task = self._offer_layout(task, example)
-        reading.entries.append(self._write(task, task.first_row + number, example))
+        reading.entries.append(self._write(reading, task.first_row + number, example))
 
     def _write_collated(self, reading: _Reading) -> None:
         """Write what the face makes of the examples of a whole mini-batch to the slot."""
         try:
             batch = self._face.collate(reading.examples)
             self._end_forks()
-            if reading.task.slot is None:
-                reading.task = self._offer_layout(reading.task, batch)
-            reading.entries.append(self._write(reading.task, 0, batch))
+            reading.entries.append(self._write(reading, 0, batch))
         except ChannelClosedError:
             raise
         except BaseException as error:  # user code
@@ -294,42 +290,41 @@ class FileReader:
         if os.getpid() != self._pid:
             end_own_fork(error)
 
-    def _write(self, task: ReadTask, row: int, example: object) -> Any:
-        assert task.slot is not None
-        slot = Slot(*task.slot)
+    def _write(self, reading: _Reading, row: int, example: object) -> Any:
+        slot = reading.slot or self._offer_layout(reading, example)
         segment = self._segments.get(slot.segment_id)
-        return self._writers[task.layout_id].write(segment, slot, row, example)
+        return self._writers[reading.layout_id].write(segment, slot, row, example)
 
-    def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
-        """Propose the layout that an example asks for; return the task with a slot to write to."""
+    def _offer_layout(self, reading: _Reading, example: object) -> Slot:
+        """Propose the layout that an example asks for; return the slot to write the part to."""
         # For a mini-batch of several epochs, which may have more, the layout is lengthened.
         n_rows = min(self._plan.batch_size, max(1, self._plan.dataset_size))
         layout = layout_of(example, 1 if self._face.collates else n_rows, self._face.take_apart)
-        self._channel.send(("layout", task.part_id, layout))
+        self._channel.send(("layout", reading.task.part_id, layout))
         while True:
             message, fds = self._channel.receive()
             if message[0] == "slot":
-                return task._replace(slot=message[1], layout_id=message[2])
+                slot, reading.layout_id = Slot(*message[1]), message[2]
+                reading.slot = slot
+                return slot
             if message[0] == "end":
                 raise ChannelClosedError
             self._take_note(message, fds)
 
     def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:
-        payload = reading.pickled_entries(self._plan.is_skipping)
+        report, wanted, failure = reading.pickled_entries(self._plan.is_skipping), None, None
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
         self._row.add(Counter.EXAMPLES_READ, reading.n_read)
         cost = reading.n_files, *self._count_time(before)
-        answer = reading.task.part_id, cost, reading.missed
+        writer = self._writers.get(reading.layout_id)
         if reading.failure is not None:
             failure = _pickled_error(self._face.failure(reading.failure), reading.entries[-1])
-            self._channel.send(("failed", answer, failure))
-            return
-        self._row.add(Counter.EXAMPLES_SKIPPED, n_bad)
-        wanted = None
-        writer = self._writers.get(reading.task.layout_id)
-        if payload is not None and writer is not None and writer.wants_wider_rows():
-            wanted = writer.wanted_row_bytes
-        self._channel.send(("read", answer, payload, wanted))
+        else:
+            self._row.add(Counter.EXAMPLES_SKIPPED, n_bad)
+            if report is not None and writer is not None and writer.wants_wider_rows():
+                wanted = writer.wanted_row_bytes
+        answer = reading.task.part_id, cost, reading.missed, report, wanted, failure
+        self._channel.send(("read", *answer))
 
     def _count_time(self, before: tuple[int, int, int]) -> tuple[int, int]:
         """Count how the time of a part divides; return for how long it was busy, and on a core."""
@@ -346,7 +341,9 @@ class _Reading:
     """A part while it is being read."""
 
     def __init__(self, task: ReadTask) -> None:
-        self.task = task  # what to do; with a slot once that is known
+        self.task = task
+        self.slot = None if task.slot is None else Slot(*task.slot)
+        self.layout_id = task.layout_id
         #: What the slot's writer said of each example so far, or why there is none.
         self.entries: list[Any] = []
         #: Those that are to be collated; what the dataset gives for a whole mini-batch.
@@ -383,7 +380,6 @@ class _Reading:
 
 
 def _is_countable(index: object) -> bool:
-    """Return whether an index fits into a counter."""
     return isinstance(index, int) and abs(index) < 2**62
 
 

@@ -17,13 +17,6 @@ class UnseenReads:
     """Counts examples that open no file below the source, and warns once of them.
 
     As soon as one file is opened there, nothing is counted any more: a dataset may keep files open.
-
-    Args:
-        dataset: It may not declare its files.
-        source: Root of the files on the slow store.
-        row: The counters of this worker, and of those that it replaces.
-        warn: Called with the warning.
-        names_source: Whether the dataset has paths below the source.
     """
 
     def __init__(
@@ -37,7 +30,7 @@ class UnseenReads:
     ) -> None:
         self._dataset = dataset
         self._source = source
-        self._names_source = names_source
+        self._names_source = names_source  # whether the dataset has paths below it
         self._row = row
         self._warn = warn
         self._reads_elsewhere = self._has_warned = False

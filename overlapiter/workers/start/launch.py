@@ -14,7 +14,6 @@ has taken the place of MPI (no_mpi.py).
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import multiprocessing
 import os
@@ -27,13 +26,16 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import is_ready
 from overlapiter.workers.start.no_mpi import WORLD_VARIABLE, install, world_of_this_process
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.start.processes import Stops, flush_output
+
+if TYPE_CHECKING:  # the forkserver is asked for before the trainer imports it
+    from overlapiter.workers.plan import SupervisorPlan
 
 #: Variables by which an MPI launcher tells a process which rank it is.
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
@@ -69,8 +71,13 @@ _NO_GUARD = (
     "into a module of its own"
 )
 
-#: The module that the child runs; the trainer does not import it.
-_MAIN = "overlapiter.workers.supervisor.main"
+_NO_MODULE = (
+    "the dataset refers to something defined in an interactive session or a notebook, which other "
+    "processes cannot import; put the dataset's class and functions into a module"
+)
+
+#: By one of these the child finds the program's ``__main__``.
+_OF_MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 
 #: A forkserver that was killed may take so long to be seen as ended.
 _ENDING_SECONDS = 2.0
@@ -107,10 +114,8 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Drop the descriptor; closing twice is fine."""
-        if self._status_fd >= 0:
-            os.close(self._status_fd)
-            self._status_fd = -1
+        """Drop the descriptor."""
+        os.close(self._status_fd)
 
 
 def preparation() -> dict[str, Any]:
@@ -132,24 +137,18 @@ def preparation() -> dict[str, Any]:
 
 
 def launch(
-    arguments: tuple[Any, ...],
-    fds: Sequence[int],
-    *,
-    preload: Sequence[str],
-    prepared: dict[str, Any],
-    needs_main_module: bool,
+    plan: SupervisorPlan, fds: Sequence[int], prepared: dict[str, Any], *, needs_main_module: bool
 ) -> Child:
     """Ask the forkserver for a supervisor. Does not wait for it.
 
     Its ``main`` is called with the descriptors, with a function that imports the program's
-    ``__main__`` where needed, and with the arguments.
+    ``__main__`` where needed, and with the plan.
 
     Args:
-        arguments: Of that function; pickled.
+        plan: What it is to do; the forkserver imports the same modules, if it is started here.
         fds: Descriptors to duplicate into the child; they stay the caller's.
-        preload: Modules that the forkserver imports, if it is started here.
         prepared: What :func:`preparation` has returned.
-        needs_main_module: Whether the child must import the program's ``__main__``.
+        needs_main_module: Whether the child has to import it.
 
     Raises:
         PipelineError: It must, but cannot; or there is no forkserver.
@@ -158,17 +157,20 @@ def launch(
     data = dict(prepared)
     if not os.path.isdir(data["dir"]):  # removed since: it is where the forkserver is
         del data["dir"]
-    main_path = data.pop("init_main_from_path", None)
-    main_name = data.pop("init_main_from_name", None)
-    main_module = _main_module(main_path, main_name) if needs_main_module else {}
+    main_module = {key: data.pop(key) for key in _OF_MAIN_MODULE if key in data}
+    main_path = main_module.get("init_main_from_path", "")
+    if not needs_main_module:
+        main_module = {}
+    elif "init_main_from_name" not in main_module and not os.path.exists(main_path):
+        raise PipelineError(_NO_MODULE)
     # The start method of this program is none of the child's business; unpickling the first entry
     # makes the child deaf to Ctrl-C and hides the launcher, before anything of the user's runs.
     data.pop("start_method", None)
     data["authkey"] = bytes(data["authkey"])  # for connections that a dataset may open
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
-    ForkingPickler(buffer).dump(_ChildMain(main_module, arguments))
+    ForkingPickler(buffer).dump(_ChildMain(main_module, plan))
 
-    with _forkserver_running(preload), _explained():
+    with _forkserver_running(plan.imports), _explained():
         return Child(_request(list(fds), buffer.getvalue()))
 
 
@@ -310,18 +312,6 @@ def _undecided_start_method() -> Iterator[None]:
             multiprocessing.set_start_method(None, force=True)
 
 
-def _main_module(path: str | None, name: str | None) -> dict[str, str]:
-    """Return the preparation data by which the child imports the program's ``__main__``."""
-    if name is not None:
-        return {"init_main_from_name": name}
-    if path is not None and os.path.exists(path):
-        return {"init_main_from_path": path}
-    raise PipelineError(
-        "the dataset refers to something defined in an interactive session or a notebook, which "
-        "other processes cannot import; put the dataset's class and functions into a module"
-    )
-
-
 def _ensure_forkserver(preload: Sequence[str]) -> None:
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None and not _can_be_asked(server):
@@ -402,18 +392,18 @@ class _Shield:
 class _ChildMain:
     """What the child does after its preparation; takes the place of a ``Process`` object."""
 
-    def __init__(self, main_module: dict[str, str], arguments: tuple[Any, ...]) -> None:
+    def __init__(self, main_module: dict[str, str], plan: SupervisorPlan) -> None:
         self._main_module = main_module
-        self._arguments = arguments
+        self._plan = plan
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.close(parent_sentinel)
         fds = forkserver.get_inherited_fds() or []
         install()  # the forkserver may be the program's own
         try:
-            main: Any = importlib.import_module(_MAIN)
-            exit_code: int = main.main(fds, self._import_main_module, *self._arguments)
-            return exit_code
+            from overlapiter.workers.supervisor.main import main  # the trainer does without it
+
+            return main(fds, self._import_main_module, self._plan)
         finally:
             flush_output()
 

@@ -32,8 +32,7 @@ class Parcel:
     """A pickled object in anonymous memory.
 
     Args:
-        thing: What to pickle.
-        kind: The pickler.
+        thing: What to pickle, by a pickler of this ``kind``.
         name: What an error calls it; empty if its attributes have names that the user knows.
 
     Raises:

@@ -68,12 +68,8 @@ class InFlight:
     """The number of reads in flight, as it follows from one reading after the other.
 
     It grows only while the trainer waits and there is more to read; it shrinks whenever that
-    costs no throughput, and to twice of what is in use when the trainer does not wait.
-
-    Args:
-        start: The number to begin with; it is brought within the bounds.
-        minimum: Lower bound, at least 1.
-        maximum: Upper bound.
+    costs no throughput, and to twice of what is in use when the trainer does not wait. The number
+    to begin with is brought within the bounds, of which the lower one is at least 1.
     """
 
     def __init__(self, start: int, minimum: int, maximum: int) -> None:
@@ -124,10 +120,9 @@ class InFlight:
             if self._has_caught_up(reading):
                 self._first = reading
             return None
-        first = self._first
-        seconds = reading.at_seconds - first.at_seconds
-        n_files = reading.n_files - first.n_files
-        read_seconds = reading.read_seconds - first.read_seconds
+        seconds, n_files, n_bytes, read_seconds, lack_seconds, waited_seconds = (
+            now - before for before, now in zip(self._first, reading, strict=True)
+        )
         latency_seconds = read_seconds / n_files if n_files else self._latency_seconds
         if n_files < _WINDOW_FILES:
             if seconds > max(_STALE_SECONDS, _STALE_ROUNDS * latency_seconds):
@@ -137,14 +132,13 @@ class InFlight:
             return None
         # Files count where latency is the limit, bytes where bandwidth is: their geometric mean
         # varies half as much as either does by the sizes of the files that happen to come.
-        n_bytes = max(1, reading.n_bytes - first.n_bytes)
         return _Window(
             seconds,
-            math.sqrt(n_files * n_bytes) / seconds,
+            math.sqrt(n_files * max(1, n_bytes)) / seconds,
             latency_seconds,
             read_seconds / seconds,
-            (reading.lack_seconds - first.lack_seconds) / seconds,
-            (reading.waited_seconds - first.waited_seconds) / seconds,
+            lack_seconds / seconds,
+            waited_seconds / seconds,
         )
 
     def _is_to_look_longer(self, window: _Window) -> bool:
@@ -198,7 +192,6 @@ class InFlight:
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _shrink(self, window: _Window, reading: Reading) -> None:
-        """Lower the number to twice of what is in use."""
         enough = max(self._minimum, math.ceil(2 * window.n_busy), math.ceil(self._home / _FINE))
         if enough < self._home:
             self._home = enough

@@ -22,43 +22,36 @@ class StoreRates:
     """Compares the rates of the slow store in one stretch of time with those in the one before."""
 
     def __init__(self) -> None:
-        self.busy_ns = 0  # for how long files were being read, up to the end of the last one
-        self.file_changes = 0.0  # sum of the squares of the relative changes of files per second
-        self.byte_changes = 0.0  # the same for bytes per second
-        self._last_ns = 0
-        self._stretch = [0, 0, 0]  # ns, files, kB
-        self._seen = 0, 0
+        self._n_files = self._last_ns = 0
+        self._begin = 0, 0, 0  # of the stretch: ns, files, kB
         self._rates: tuple[float, float] | None = None
 
-    def add(self, ended_ns: int, n_files: int, n_kb: int) -> bool:
+    def add(self, ended_ns: int, n_files: int, n_kb: int) -> tuple[int, float, float] | None:
         """Take note of all files up to the last one, when its read ended, and of their kB.
 
         Returns:
-            Whether there is one more.
+            For how many ns of the time since the last file one was being read, and the squares of
+            the relative changes of files and of bytes per second. None if there is no further file.
         """
-        more_files, more_kb = n_files - self._seen[0], n_kb - self._seen[1]
-        if more_files <= 0:
-            return False
-        took_ns, self._last_ns = ended_ns - self._last_ns, ended_ns
-        self._seen = n_files, n_kb
-        self.busy_ns += min(took_ns, _LONGEST_NS)
+        if n_files <= self._n_files:
+            return None
+        took_ns = ended_ns - self._last_ns
+        self._n_files, self._last_ns = n_files, ended_ns
+        changes = 0.0, 0.0
+        now = ended_ns, n_files, n_kb
         if not 0 < took_ns < _LONGEST_NS:
-            self._stretch, self._rates = [0, 0, 0], None
-            return True
-        stretch = [
-            a + b for a, b in zip(self._stretch, (took_ns, more_files, more_kb), strict=True)
-        ]
-        self._stretch = stretch
-        if stretch[1] >= _STRETCH_FILES:
-            self._compare(stretch[1] / stretch[0], max(1, stretch[2]) / stretch[0])
-            self._stretch = [0, 0, 0]
-        return True
+            self._begin, self._rates = now, None
+        elif n_files - self._begin[1] >= _STRETCH_FILES:
+            ns, files, kb = (b - a for a, b in zip(self._begin, now, strict=True))
+            changes = self._changes_to(files / ns, max(1, kb) / ns)
+            self._begin = now
+        return min(took_ns, _LONGEST_NS), *changes
 
-    def _compare(self, file_rate: float, byte_rate: float) -> None:
+    def _changes_to(self, file_rate: float, byte_rate: float) -> tuple[float, float]:
         before, self._rates = self._rates, (file_rate, byte_rate)
         if before is None:
-            return
+            return 0.0, 0.0
         file_change, byte_change = math.log(file_rate / before[0]), math.log(byte_rate / before[1])
         if max(abs(file_change), abs(byte_change)) < _MOST_CHANGE:
-            self.file_changes += file_change**2
-            self.byte_changes += byte_change**2
+            return file_change**2, byte_change**2
+        return 0.0, 0.0

@@ -7,10 +7,12 @@ stage or evict meanwhile become known when they are looked at.
 from __future__ import annotations
 
 import collections
+import mmap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from overlapiter.order import Indices
 from overlapiter.store.elsewhere import Holders
@@ -20,7 +22,6 @@ from overlapiter.store.segments import aligned
 from overlapiter.words import size_words
 from overlapiter.workers.prefetcher.evictor import Moved
 from overlapiter.workers.prefetcher.tasks import Finding
-from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
 
 if TYPE_CHECKING:  # the module is imported with the plan, if there is one
@@ -46,32 +47,28 @@ _FEW_SHARE = 0.02
 #: What a file takes of a disk is a multiple of this.
 _BLOCK_BYTES = 4096
 _EXTENT = np.dtype([(name, "<i8") for name in Extent._fields])
+#: Of what is known of an example: nothing, its one file, or the one that it had.
+_NOTHING, _ONE_FILE, _GONE = 0, 1, 2
 
 
 class Residency:
-    """What is staged, for one iterator.
-
-    Args:
-        capacity_bytes: What the tiers hold together; None if that is not limited.
-        n_sharers: Ranks of this node, each of which stages ahead into the same directory.
-    """
+    """What is staged, for one iterator."""
 
     def __init__(
         self, n_examples: int, n_tiers: int, capacity_bytes: int | None, n_sharers: int = 1
     ) -> None:
         self._n_examples = n_examples
         self._n_tiers = n_tiers
-        self._capacity_bytes = capacity_bytes
-        self._n_sharers = n_sharers
+        self._capacity_bytes = capacity_bytes  # of all tiers together; None for no limit
+        self._n_sharers = n_sharers  # ranks of this node, which stage ahead into one directory
         self._eviction = Eviction(n_examples, n_tiers)
-        self._known = KnownExtents(n_examples)
+        self._known = _KnownExtents(n_examples)
         self._suspects: set[int] = set()
         self._holders: Sharing | None = None
         self._are_nodes_asked = True
         self._do_others_evict = n_sharers > 1
         # More than once where the trainer has started anew in between.
         self._on_offer: collections.Counter[int] = collections.Counter()
-        self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = self._settled_position = -1
         self.is_full = False  # whether files are evicted, or soon will be
         self._n_parts = self._n_unstaged = self._n_evicted = 0
@@ -128,7 +125,6 @@ class Residency:
         """Take note that the trainer starts anew somewhere."""
         self._eviction.restart()
         self._settled_position = -1
-        self._n_refusals.clear()
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -293,11 +289,9 @@ class Residency:
 
     def is_to_be_tried_again(self, part: Part, *, had_victims: bool) -> bool:
         """Return whether to stage a part again, for which there was no room."""
-        n_refusals = self._n_refusals.pop(part.part_id, 0)
+        part.n_refused += 1
         # What its victims freed others may have taken; without a victim there is no hope.
-        may_try_again = n_refusals + 1 < _MAX_TRIES and had_victims
-        if may_try_again:
-            self._n_refusals[part.part_id] = n_refusals + 1
+        may_try_again = part.n_refused < _MAX_TRIES and had_victims
         self._n_unstaged += not may_try_again
         return may_try_again
 
@@ -306,3 +300,55 @@ class Residency:
         if min(indices) >= 0 and max(indices) < self._n_examples:
             return indices
         return [index % self._n_examples for index in indices]
+
+
+class _KnownExtents:
+    """The packed extents of every example that needs no prefetcher: it can be read at once.
+
+    Most examples read one file: theirs lie in one piece of memory, which takes 56 bytes for each
+    example once it is used.
+    """
+
+    def __init__(self, n_examples: int) -> None:
+        self._state_array = np.zeros(n_examples, np.uint8)
+        self._states = self._state_array.data
+        self._memory = mmap.mmap(-1, max(1, n_examples) * EXTENT_BYTES)
+        self._table = np.frombuffer(self._memory, f"V{EXTENT_BYTES}")
+        self._others: dict[int, bytes] = {}  # of examples that read none, or several
+
+    def put(self, index: int, extents: bytes) -> None:
+        """Note the extents of an example: all its files."""
+        if len(extents) == EXTENT_BYTES:
+            self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES] = extents
+            self._states[index] = _ONE_FILE
+        else:
+            self._others[index] = extents
+            self._states[index] = _NOTHING
+
+    def put_one_file_each(self, indices: NDArray[np.int64], extents: bytes) -> None:
+        """Note the extents of several examples, each of which has one file."""
+        self._table[indices] = np.frombuffer(extents, self._table.dtype)
+        self._state_array[indices] = _ONE_FILE
+
+    def get(self, index: int) -> bytes | None:
+        """Return the extents of an example; None if they are not known."""
+        if self._states[index] == _ONE_FILE:
+            return self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES]
+        return self._others.get(index)
+
+    def last(self, index: int) -> bytes:
+        """Return the extents that an example has or had; nothing if they are not known."""
+        if self._states[index] == _GONE:
+            return self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES]
+        return self.get(index) or b""
+
+    def forget(self, index: int) -> None:
+        """Have an example looked at by a prefetcher the next time."""
+        if self._states[index] == _ONE_FILE:
+            self._states[index] = _GONE
+        self._others.pop(index, None)
+
+    def forget_all(self) -> None:
+        """Have every example looked at by a prefetcher the next time."""
+        self._state_array[self._state_array == _ONE_FILE] = _GONE
+        self._others.clear()

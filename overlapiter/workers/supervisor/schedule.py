@@ -42,6 +42,7 @@ class Part:
         self.state = state
         self.is_suspect = False  # whether a file reader has died that had it
         self.n_lost = 0  # prefetchers that have died that had it
+        self.n_refused = 0  # how often there was no room for its files
         #: Where those of its files lie that may be read from their copies, packed.
         self.extents = b""
         self.report: bytes | None = None  # what its file reader said about the examples, pickled
@@ -62,9 +63,10 @@ class Batch:
     """A mini-batch on its way."""
 
     def __init__(
-        self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int
+        self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int, turn: int
     ) -> None:
         self.batch_id = batch_id  # its number; they count up
+        self.turn = turn  # the reader to which it is dealt, if they are dealt in turn
         self.position = position  # the position of the first example, counted over all epochs
         self.indices = indices
         self.epochs = epochs  # the epoch of each example; None without a seed
@@ -89,14 +91,7 @@ _Queue = list[tuple[int, Part]]
 
 
 class Schedule:
-    """All mini-batches on their way, and two queues of parts, the ones needed first in front.
-
-    Args:
-        is_staging: Whether parts are staged before they are read.
-        part_size: Tells how many examples of a mini-batch to put into a part now.
-        settled: Called with each mini-batch when it is settled.
-        n_turns: Readers to which mini-batches are dealt in turn; 0 if any reader may read any part.
-    """
+    """All mini-batches on their way, and two queues of parts, the ones needed first in front."""
 
     def __init__(
         self,
@@ -106,10 +101,10 @@ class Schedule:
         settled: Callable[[Batch], None],
         n_turns: int = 0,
     ) -> None:
-        self._is_staging = is_staging
-        self._part_size = part_size
+        self._is_staging = is_staging  # whether parts are staged before they are read
+        self._part_size = part_size  # how many examples of a mini-batch to put into a part now
         self._settled = settled
-        self.n_turns = n_turns
+        self.n_turns = n_turns  # readers to which mini-batches are dealt in turn; 0 to deal parts
         self._first_batch_id = 0
         self.next_batch_id = 0  # the number of the next mini-batch to be taken up
         self._end_position = 0
@@ -163,12 +158,12 @@ class Schedule:
         if batch_id < self.next_batch_id:
             return
         self.next_batch_id = batch_id + 1
-        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position)
+        turn = (batch_id - self._first_batch_id) % len(self._to_read)
+        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position, turn)
         self._end_position = position + len(indices)
         self._add(batch, 0, PartState.TO_STAGE if self._is_staging else PartState.TO_READ)
 
     def _add(self, batch: Batch, start: int, state: PartState) -> None:
-        """Add a part of all examples of a mini-batch from ``start`` on."""
         part = Part(batch, start, len(batch.indices), state)
         batch.parts.append(part)
         batch.n_waiting += 1
@@ -209,8 +204,7 @@ class Schedule:
         """Return the next mini-batch of a reader's turn, staged or not: it reads them in order."""
         waiting = (PartState.TO_STAGE, PartState.STAGING, PartState.TO_READ)
         for batch_id, batch in self._batches.items():
-            is_its = (batch_id - self._first_batch_id) % self.n_turns == turn
-            if is_its and any(part.state in waiting for part in batch.parts):
+            if batch.turn == turn and any(part.state in waiting for part in batch.parts):
                 return batch_id
         return -1
 
@@ -261,10 +255,8 @@ class Schedule:
 
     def _queue(self, part: Part, state: PartState) -> None:
         part.state = state
-        queue = self._to_stage
-        if state is PartState.TO_READ:
-            turn = part.batch.batch_id - self._first_batch_id
-            queue = self._to_read[turn % len(self._to_read)]
+        is_staged = state is PartState.TO_READ
+        queue = self._to_read[part.batch.turn] if is_staged else self._to_stage
         heapq.heappush(queue, (part.part_id, part))
 
     def _pop(

@@ -45,7 +45,9 @@ class Service:
     ) -> None:
         self.owner_pid = os.getpid()  # the process that made it
         self._parcel = parcel
-        self._plan = dataclasses.replace(plan, run_number=secrets.randbits(62))
+        self._plan = dataclasses.replace(
+            plan, trainer_pid=self.owner_pid, run_number=secrets.randbits(62)
+        )
         self._board_fd = board_fd
         self._listener = listener
         self._child: Child | None = None
@@ -79,10 +81,9 @@ class Service:
         listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
             self._child = launch(
-                (dataclasses.replace(self._plan, trainer_pid=os.getpid()),),
+                self._plan,
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
-                preload=self._plan.imports,
-                prepared=self._prepared,
+                self._prepared,
                 needs_main_module=parcel.mentions("__main__"),
             )
         finally:
@@ -103,7 +104,6 @@ class Service:
         self.start()
 
     def _why_it_ended(self) -> str:
-        """Say where to look for what has ended the supervisor."""
         if self._child is None or not self._child.is_forked(_END_SECONDS):
             return (
                 ", or could not be forked at all; look at `ulimit -u`, the limit of processes of "
@@ -156,25 +156,26 @@ class Service:
 
     def end(self) -> None:
         """End the supervisor and with it its workers; kill it if it does not end by itself."""
-        if self._child is None:
+        child = self._child
+        if child is None:
             self.channel.close()
             return
-        with contextlib.suppress(ChannelClosedError, BlockingIOError):
-            self.channel.send(("close",), wait=False)
-        self.channel.close()
-        child = self._child
         try:
+            with contextlib.suppress(ChannelClosedError, BlockingIOError):
+                self.channel.send(("close",), wait=False)
+            self.channel.close()
             # A forkserver that is still importing forks it later; it then finds its channel closed.
             if child.is_forked(_END_SECONDS) and not child.has_ended(_END_SECONDS):
                 child.kill()
                 child.has_ended(_END_SECONDS)
         except BaseException:
-            if not child.has_ended(0):  # an interrupt has ended the wait
+            if child.is_forked(0) and not child.has_ended(0):  # an interrupt has ended the wait
                 child.kill()
             raise
         finally:
             self._child = None
             child.close()
+            self.channel.close()
 
     def close(self) -> None:
         """End the processes and drop every descriptor; in a forked child drop nothing but these."""

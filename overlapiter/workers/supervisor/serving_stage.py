@@ -10,9 +10,8 @@ from collections.abc import Callable
 from overlapiter.board import Row
 from overlapiter.workers.ipc.channel import Channel, Message
 from overlapiter.workers.plan import StagingPlan
-from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.schedule import Part
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import Death, Team, Worker
 
 
 class ServingStage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,10 @@ from overlapiter.errors import deaths_words
 from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import StageTask
-from overlapiter.workers.supervisor.deaths import MAX_DEATHS, Death, Deaths, GivenUp
+from overlapiter.workers.supervisor.reading_stage import CostEstimate
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import CostEstimate
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import MAX_DEATHS, Death, Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
 #: It is large if all that is needed soon is staged.
@@ -43,12 +43,7 @@ class _Task:
 
 
 class StagingStage:
-    """Hands parts to prefetchers, several in one task; parts that need none go past them.
-
-    Args:
-        credit_examples: Examples that a prefetcher has at hand, at first.
-        directories: Where files are staged, for people to read.
-    """
+    """Hands parts to prefetchers, several in one task; parts that need none go past them."""
 
     def __init__(
         self,
@@ -63,14 +58,13 @@ class StagingStage:
         self.team = team
         self._schedule = schedule
         self._warn = warn
-        self.credit_examples = credit_examples
+        self.credit_examples = credit_examples  # what a prefetcher has at hand
         self._costs = costs
         self._residency = residency
-        self._directories = directories
-        self._deaths = Deaths()
+        self._directories = directories  # for people to read
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
-        self._next_task_id = 0
+        self._task_ids = itertools.count()
         self._has_answer = False  # of any prefetcher
         self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
         self.is_given_up = False  # whether nothing is staged any more
@@ -156,7 +150,6 @@ class StagingStage:
         return soon if limit is None else min(soon, limit)
 
     def _n_wanted(self, worker: Worker | None) -> int:
-        """Return how many examples a task of a worker is to have."""
         if not self._has_answer and not (worker and worker.parts):
             return _SMALL_TASK_EXAMPLES  # so that each prefetcher has one soon
         if not self._residency.is_full:
@@ -172,8 +165,7 @@ class StagingStage:
             for part in parts:
                 self._schedule.redo(part, PartState.TO_STAGE)
             return False
-        task_id = self._next_task_id
-        self._next_task_id += 1
+        task_id = next(self._task_ids)
         self._tasks[task_id] = _Task(parts, indices, victims)
         for part in parts:
             worker.give(part)
@@ -237,9 +229,8 @@ class StagingStage:
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
         self._is_held_up = False  # another part may come first now
-        given_up = self._deaths.add(death, parts)
-        if given_up is not None:
-            self._avoid(given_up, death)
+        if blamed := self.team.blame(death, parts):
+            self._avoid(*blamed[1:], death)
         lost = {part.part_id for part in parts}
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             self._residency.take_back(self._tasks.pop(task_id).victims, {})
@@ -258,10 +249,8 @@ class StagingStage:
                 worker.send(("end", ending, None if is_noted else counters))
                 is_noted = True
 
-    def _avoid(self, given_up: GivenUp, death: Death) -> None:
-        _, index, n_deaths = given_up
+    def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
         self._avoided.add(index)
-        self.team.n_fruitless = 0  # leaving an example unstaged is progress
         text = (
             f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the files "
             f"of example {index}, which are read from the source from now on; look at these files, "

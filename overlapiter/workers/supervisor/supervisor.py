@@ -22,15 +22,14 @@ if it likes, and ("crashed", traceback):
     supervisor → file reader                  file reader → supervisor
     ("layout", id, layout), ("forget", …)     ("layout", part_id, layout), if the task has no slot
     ("segment", id, bytes) + fd
-    ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
-    ("slot", slot, layout_id), ("end",)       ("failed", answer, pickled error)
+    ("read", *ReadTask)                       ("read", part_id, cost, missed, report,
+    ("slot", slot, layout_id), ("end",)           wanted row bytes, pickled error)
     ("gone", 0, generation)
 
 The server for other nodes gets ("gone", …), too, and sends ("serving",) once it listens.
 
-The ``answer`` is the part's id, what reading it has cost, and the examples of which a copy was
-damaged or gone.
-A task may be reported in pieces; ``moved`` is None in all of them but the last.
+``missed`` are the examples of which a copy was damaged or gone. A task may be reported in pieces;
+``moved`` is None in all of them but the last.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ import os
 import selectors
 import time
 
-from overlapiter.board import Counter, Row, StatsBoard
+from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.store.generation import generation_of
@@ -56,16 +55,14 @@ from overlapiter.workers.reader.face import Face
 from overlapiter.workers.reader.reader import FileReader
 from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor.contact import Contact
-from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, SlotKeeper
 from overlapiter.workers.supervisor.nearness import Nearness
-from overlapiter.workers.supervisor.reading_stage import ReadingStage
+from overlapiter.workers.supervisor.reading_stage import CostEstimate, ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.serving_stage import ServingStage, serve
-from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
-from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.team import Death, Team, Worker
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 from overlapiter.workers.supervisor.watch import Watch
 
@@ -139,13 +136,13 @@ class Supervisor:
 
     def _staging_stage(self, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
-        staging = self._plan.staging
-        rows = [self._board.prefetcher_row(n) for n in range(self._plan.n_prefetchers)]
-
-        def be_prefetcher(channel: Channel, row: Row) -> None:
-            Prefetcher(channel, self._face, self._plan, run, row).run()
-
-        team = Team("prefetcher", rows, be_prefetcher, self._leave)
+        plan, staging = self._plan, self._plan.staging
+        team = Team(
+            "prefetcher",
+            [self._board.prefetcher_row(n) for n in range(plan.n_prefetchers)],
+            lambda channel, row: Prefetcher(channel, self._face, plan, run, row).run(),
+            self._leave,
+        )
         team.n_wanted = staging.n_first_prefetchers if staging else 0
         return StagingStage(
             team,
@@ -158,22 +155,17 @@ class Supervisor:
         )
 
     def _reading_stage(self) -> ReadingStage:
-        """Return the stage of the file readers."""
         plan = self._plan
-        rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
-
-        def be_reader(channel: Channel, row: Row) -> None:
-            FileReader(channel, self._face, plan, row).run()
-
+        team = Team(
+            "file reader",
+            [self._board.reader_row(n) for n in range(plan.n_readers)],
+            lambda channel, row: FileReader(channel, self._face, plan, row).run(),
+            self._leave,
+            plan.max_parts_per_reader,
+            needs_all=self._face.deals_in_turn,
+        )
         return ReadingStage(
-            Team(
-                "file reader",
-                rows,
-                be_reader,
-                self._leave,
-                plan.max_parts_per_reader,
-                needs_all=self._face.deals_in_turn,
-            ),
+            team,
             self._schedule,
             self._keeper,
             self._costs,
@@ -190,7 +182,6 @@ class Supervisor:
         return ServingStage(Team("peer", rows, role, self._leave_all), self._warn)
 
     def _part_size(self, batch: Batch) -> int:
-        """Return how many examples of a mini-batch to put into a part."""
         size, is_first = len(batch.indices), batch.batch_id <= self._consumed_id
         if self._face.collates or self._face.deals_in_turn:
             return size
@@ -223,7 +214,6 @@ class Supervisor:
                     self._take_turn(0)  # the first ones work while the others are forked
 
     def _take_turn(self, timeout_seconds: float) -> None:
-        """Handle the messages that have come, and hand out work."""
         for key, events in self._selector.select(timeout_seconds):
             if key.data is None:
                 self._hear_trainer(events)
@@ -246,8 +236,8 @@ class Supervisor:
         if self._tuner is None or (self._tuner.has_lack and not self._staging.has_work):
             return  # it has seen already that there is too little to read
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
-        if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
-            self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
+        self._tuner.look(time.monotonic(), is_waiting=is_waiting)
+        self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
         self._row.put(Counter.MORE_READS_IN_VAIN, self._tuner.is_more_in_vain)
 
     def _look_around(self) -> None:

@@ -6,23 +6,34 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.start.processes import Stops, fork_worker, is_running, kill_family
 from overlapiter.workers.supervisor.contact import Contact
-from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.schedule import Part
 
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10
+#: Deaths in a row on the same example after which it is given up.
+MAX_DEATHS = 3
+#: The same for the example that was to come next when its worker died between two examples.
+MAX_SUSPECT_DEATHS = 10
 
 #: Runs a worker on its end of the channel, counting in its row; the end of the channel, by its
 #: ChannelClosedError, is a worker's ordinary end.
 Role: TypeAlias = "Callable[[Channel, Row], None]"
+
+
+class Death(NamedTuple):
+    """The end of a worker's process."""
+
+    exit_code: int  # how it ended; -N means killed by signal N
+    current_index: int  # the example that it was at; -1 for none
+    last_words: str  # the traceback that it reported before, mostly empty
 
 
 class Worker(Contact):
@@ -121,19 +132,7 @@ class Worker(Contact):
 
 
 class Team:
-    """The workers of one kind, one for each row of counters.
-
-    Args:
-        kind: As messages name it; :class:`Worker` has it, too.
-        rows: The counters of each worker.
-        role: What a worker does.
-        leave_supervisor: Called first in each forked process, to close what is the supervisor's.
-        max_parts: Parts after which a process is replaced by a fresh one; None for never.
-        needs_all: Whether no other worker can do what one of them has to do.
-
-    Attributes:
-        n_wanted: So many of the places, the first ones, are to have a process.
-    """
+    """The workers of one kind, one for each row of counters."""
 
     def __init__(
         self,
@@ -147,12 +146,14 @@ class Team:
     ) -> None:
         self._process_name = f"ovl-{kind.split()[-1]}"
         self._role = role
-        self._leave_supervisor = leave_supervisor
-        self._max_parts = max_parts
-        self._needs_all = needs_all
+        self._leave_supervisor = leave_supervisor  # closes what is its, in each forked process
+        self._max_parts = max_parts  # after which a process is replaced by a fresh one, if ever
+        self._needs_all = needs_all  # whether no other worker can do what one of them has to do
         self.workers = [Worker(kind, number, row) for number, row in enumerate(rows)]
-        self.n_wanted = len(self.workers)
+        self.n_wanted = len(self.workers)  # of the places, the first ones are to have a process
         self.n_fruitless = 0  # processes that ended, since one of them last sent something
+        # By part: the example of the last death, whether it is known to be that one, how often.
+        self._deaths: dict[int, tuple[int, bool, int]] = {}
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
@@ -198,6 +199,28 @@ class Team:
                 f"had done anything; look at the limits of the job for processes, threads, "
                 f"descriptors and memory, and at what was printed above; {how}"
             )
+
+    def blame(self, death: Death, parts: Sequence[Part]) -> tuple[Part, int, int] | None:
+        """Count the death of a worker with parts at hand, in order, for the example that it was at.
+
+        If it was at none of theirs, it may have died of the one that was to come next.
+
+        Returns:
+            A part, the example in it that is to be given up, and how many deaths in a row it has
+            caused; mostly None.
+        """
+        if not parts:
+            return None
+        at = next((part for part in parts if death.current_index in part.indices), None)
+        part, is_known = at or parts[0], at is not None
+        index = death.current_index if is_known else part.indices[0]
+        *culprit, count = self._deaths.pop(part.part_id, (-1, False, 0))
+        count = count + 1 if culprit == [index, is_known] else 1
+        if count == (MAX_DEATHS if is_known else MAX_SUSPECT_DEATHS):
+            self.n_fruitless = 0  # to give up an example is progress
+            return part, index, count
+        self._deaths[part.part_id] = index, is_known, count
+        return None
 
     def least_loaded(
         self,

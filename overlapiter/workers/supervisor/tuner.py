@@ -34,7 +34,6 @@ class Tuner:
             plan.first_reads_in_flight, plan.least_reads_in_flight, plan.most_reads_in_flight
         )
         self._sent = dict.fromkeys(range(len(team.workers)), (0, plan.reads_per_prefetcher))
-        self._shared_out = self.reads_per_prefetcher
         self._seen_seconds = now_seconds
         self._look_at = now_seconds
         self._is_waiting = False
@@ -51,22 +50,18 @@ class Tuner:
         """Whether more reads than at present were tried, and brought nothing."""
         return self._in_flight.is_more_in_vain
 
-    def look(self, now_seconds: float, *, is_waiting: bool) -> bool:
-        """Take note of the present; return whether the reads of each prefetcher change now."""
-        passed_seconds = now_seconds - self._seen_seconds
-        self._seen_seconds = now_seconds
+    def look(self, now_seconds: float, *, is_waiting: bool) -> None:
+        """Take note of the present; tell the prefetchers if their reads change."""
+        passed_seconds, self._seen_seconds = now_seconds - self._seen_seconds, now_seconds
         self._waited_seconds += passed_seconds * self._is_waiting
         self._lack_seconds += passed_seconds * self.has_lack
         self._is_waiting = is_waiting
         at_hand = sum(worker.n_examples for worker in self._team)
         self.has_lack = at_hand < self._total(Counter.READS_IN_FLIGHT)
-        if now_seconds < self._look_at:
-            return False
-        self._look_at = now_seconds + _LOOK_AFTER_SECONDS
-        self._in_flight.update(self._reading())
-        self._tell()
-        before, self._shared_out = self._shared_out, self.reads_per_prefetcher
-        return self._shared_out != before
+        if now_seconds >= self._look_at:
+            self._look_at = now_seconds + _LOOK_AFTER_SECONDS
+            self._in_flight.update(self._reading())
+            self._tell()
 
     def _reading(self) -> Reading:
         return Reading(

@@ -34,7 +34,8 @@ class Watch:
         self._since_ns = time.monotonic_ns()
         self._look_at_ns = self._note_at_ns = 0
         self._recorded = 0, 0
-        self._rates = self._rates_so_far()
+        self._rates = StoreRates()
+        self._rates.add(*self._answers())  # another supervisor has counted these
 
     def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
         """Note what the trainer waits for now; it has the mini-batches before ``consumed_id``."""
@@ -80,15 +81,6 @@ class Watch:
             self._trace.counter("mini-batches ready", ready=n_ready)
             self._record_store(now_ns)
 
-    def _rates_so_far(self) -> StoreRates:
-        """Return what another supervisor, in the place of which this one is, had noted."""
-        rates, row = StoreRates(), self._row
-        rates.add(*self._answers())
-        rates.busy_ns = row.get(Counter.STORE_BUSY_NS)
-        rates.file_changes = row.get(Counter.FILE_RATE_CHANGES) / 1e6
-        rates.byte_changes = row.get(Counter.BYTE_RATE_CHANGES) / 1e6
-        return rates
-
     def _answers(self) -> tuple[int, int, int]:
         """Return when the slow store has answered last, how often it has, and with how many kB."""
         board = self._board
@@ -98,15 +90,14 @@ class Watch:
 
     def _note_store(self) -> None:
         """Note how steady the slow store is, if it has answered since."""
-        row, rates = self._row, self._rates
-        if not rates.add(*self._answers()):
-            return
-        row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
-        row.put(Counter.FILE_RATE_CHANGES, round(rates.file_changes * 1e6))
-        row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
+        news = self._rates.add(*self._answers())
+        if news is not None:
+            busy_ns, file_change, byte_change = news
+            self._row.add(Counter.STORE_BUSY_NS, busy_ns)
+            self._row.add(Counter.FILE_RATE_CHANGES, round(file_change * 1e6))
+            self._row.add(Counter.BYTE_RATE_CHANGES, round(byte_change * 1e6))
 
     def _record_store(self, now_ns: int) -> None:
-        """Record what the slow store gives."""
         (before_kb, before_ns), n_kb = self._recorded, self._board.total(Counter.ANSWERED_KB)
         self._recorded = n_kb, now_ns
         if before_ns and self._board.n_prefetchers:
@@ -117,7 +108,6 @@ class Watch:
 
 
 def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:
-    """Return what a mini-batch that is not ready waits for."""
     states = [part.state for part in batch.parts]
     if PartState.TO_STAGE in states or PartState.STAGING in states:
         return Counter.WAIT_STAGING_NS
