@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .messages import Doubles, Message
+from .messages import Message
 from .settings import Settings, check_target, is_better
 
 #: The record of an epoch, with the keys of ``history.json``.
@@ -50,7 +51,7 @@ class Epochs:
         self.records: list[Record] = []
         self.current = 1
         self.reason_to_stop = ""
-        self._sums: dict[int, Doubles] = {}
+        self._sums: dict[int, NDArray[np.float64]] = {}
         self._n_examples: dict[int, int] = {}
         self._open: dict[int, Record] = {}  # trained, and not validated
         self._monitors: dict[int, tuple[int, int]] = {}
@@ -74,8 +75,8 @@ class Epochs:
 
     def note(self, message: Message) -> None:
         """Count what a worker has trained on."""
-        epoch, sums = message.epoch, message.doubles
-        self._sums[epoch] = self._sums.get(epoch, 0) + sums
+        epoch, sums = message.epoch, np.array(message.sums)
+        self._sums[epoch] = sums + self._sums.get(epoch, 0.0)
         self._n_examples[epoch] = self._n_examples.get(epoch, 0) + message.n_examples
         self._monitors[message.origin] = message.memory_bytes, message.cpu_ms
         self._on_progress(message.n_examples)
@@ -102,12 +103,12 @@ class Epochs:
         else:
             self._complete(record)
 
-    def validated(self, epoch: int, means: Doubles) -> None:
+    def validated(self, epoch: int, means: Sequence[float]) -> None:
         """Complete the record of an epoch by what its validation has given."""
         if self.reason_to_stop:  # by an earlier epoch, meanwhile
             return
         record = self._open.pop(epoch)
-        values = zip(self._names, means.tolist(), strict=True)
+        values = zip(self._names, means, strict=True)
         self._complete(record | {f"val_{name}": value for name, value in values})
 
     def _complete(self, record: Record) -> None:

@@ -181,8 +181,7 @@ def _serve(site: Site, preparation: Preparation, plan: Plan, trace: Tracing) -> 
 def _run_server(site: Site, host: Host, trace: Tracing) -> None:
     """Serve until all workers know that the run is over."""
     server = host.server
-    n_measures, n_values = len(host.model.measure_names), host.model.weights().size
-    mail = site.mail(n_measures, n_values, host.is_alive)
+    mail = site.mail(host.model, host.is_alive)
     looked_at = time.monotonic()
     try:
         while not server.is_finished or site.has_hope(server):
@@ -246,8 +245,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         connection.fail(comm.rank, error)
         connection.close()
         raise
-    n_bytes = buffer_bytes(len(model.measure_names), model.weights().size)
-    connection = ServerConnection(comm, server, timeout_seconds, n_bytes, trace)
+    connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), trace)
     try:
         Worker(job, comm.rank, model, connection).run()
     except StoppedError:

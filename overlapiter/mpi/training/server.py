@@ -16,7 +16,7 @@ from .algorithms import ServerSide
 from .epochs import Epochs
 from .job import Job
 from .leases import LeaseQueue
-from .messages import Kind, Message, reports_in
+from .messages import Kind, Message
 from .model import Model, digest_of
 from .silence import Attendance
 from .validation import SERVER, Evaluator, Validation
@@ -102,8 +102,7 @@ class Server:
             self._exchange_of_group(message)
         else:
             if message.kind is Kind.VALIDATED:
-                sums = message.doubles.copy()
-                self._validation.add(message.epoch, message.piece, sums, message.n_examples)
+                self._validation.add(message.epoch, message.piece, message.sums, message.n_examples)
             self._parked[worker] = False
         self._settle()
 
@@ -191,23 +190,22 @@ class Server:
 
     def _exchange(self, message: Message) -> None:
         worker = message.origin
-        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=EMPTY)
+        self._exchanging[worker] = message._replace(vector=EMPTY)
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
         self._reply(due)
 
     def _exchange_of_group(self, message: Message) -> None:
         """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
-        reports = reports_in(message, len(self._model.measure_names))
-        for report in reports:
+        for report in message.reports:
             self._attendance.hear(report.origin)
-        if any(report.origin in self.lost for report in reports):
-            for report in reports:
+        if any(report.origin in self.lost for report in message.reports):
+            for report in message.reports:
                 self._begin(report.origin)
             return
         with self._trace.span("apply", "training", None, rank=message.origin):
             (vector,) = self._side.apply(message.vector, message.origin).values()
-        for i, report in enumerate(reports):
+        for i, report in enumerate(message.reports):
             self._note(report)
             self._go(report.origin, None if i else vector)  # the sub-server has it for the others
 

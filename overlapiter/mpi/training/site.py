@@ -15,6 +15,7 @@ from overlapiter.node import this_host
 from .ending import Process, is_tolerant, is_world, own, signal_process
 from .meeting import has_come, send_later
 from .messages import Kind, Message, buffer_bytes
+from .model import Model
 from .post import Mail, Post
 from .server import Server
 
@@ -46,11 +47,11 @@ class Site:
         """Return the workers that are lost with a rank."""
         return self._groups.get(rank, [rank])
 
-    def mail(self, n_measures: int, n_values: int, is_alive: Callable[[], bool]) -> Mail:
+    def mail(self, model: Model, is_alive: Callable[[], bool]) -> Mail:
         """Return the server's mail."""
         group_size = max(map(len, self._groups.values()), default=0)
-        n_bytes = buffer_bytes(n_measures, n_values, group_size)
         peers = [*self._groups] or self.workers
+        n_bytes = buffer_bytes(model, group_size)
         return Mail(Post(self._comm, peers, n_bytes, is_alive=is_alive))
 
     def turn_away(self, error: Exception) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from overlapiter.objective import Vector
+from overlapiter.objective import EMPTY, Vector
 
 from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
-from .messages import Kind, Message, buffer_bytes, rows_of
+from .messages import Kind, Message, buffer_bytes
 from .post import Mail, Post
 from .silence import AwakeClock, Watch
 from .worker import ServerLostError, server_lost, stopped_by
@@ -36,11 +36,10 @@ class SubServer:
         # Of silence; then a worker is given up, and the server taken for dead.
         self._timeout_seconds = job.settings.worker_timeout
         model = job.model()
-        n_values = model.weights().size
-        n_bytes = buffer_bytes(len(model.measure_names), n_values, len(group))
+        n_bytes = buffer_bytes(model, len(group))
         post = Post(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
         self._mail = Mail(post)
-        self._centre: Vector = np.zeros(n_values, np.float32)
+        self._centre: Vector = np.zeros_like(model.weights())
         self._clock = AwakeClock()
         self._heard = dict.fromkeys(group, 0.0)
         self._training: set[int] = set()
@@ -97,8 +96,7 @@ class SubServer:
             self._lost.discard(worker)
             self._mail.send(0, Message(Kind.ASK, origin=worker))
         elif message.kind is Kind.EXCHANGE:
-            report = message._replace(doubles=message.doubles.copy())
-            self._waiting[worker] = message.vector.copy(), report
+            self._waiting[worker] = message.vector.copy(), message._replace(vector=EMPTY)
         else:
             self._mail.send(0, message)
 
@@ -119,8 +117,7 @@ class SubServer:
 
     def _pass_on_mean(self) -> None:
         vectors, reports = zip(*(each for _, each in sorted(self._waiting.items())), strict=True)
-        doubles, mean = rows_of(reports), mean_of([*vectors])
-        message = Message(Kind.GROUP, self._rank, doubles=doubles, vector=mean)
+        message = Message(Kind.GROUP, self._rank, reports=reports, vector=mean_of([*vectors]))
         with self._trace.span("send", "mpi", None, workers=len(reports)):
             self._mail.send(0, message)
         self._awaiting |= self._waiting.keys()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from overlapiter.objective import Vector
 from overlapiter.tracing import Tracing
 
 from .job import Job
-from .messages import Doubles
 from .model import Model
 from .reading import Pieces, cut
 
@@ -32,7 +31,7 @@ class Evaluator:
         self._pieces = Pieces(job, job.plan.val_paths, job.plan.val_pieces)
         self._alive = alive
 
-    def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
+    def sums(self, snapshot: Vector, piece: int) -> tuple[tuple[float, ...], int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
         total = np.zeros(len(self._model.measure_names))
         with self._job.trace.span("validate", "validation", None, piece=piece):
@@ -41,7 +40,7 @@ class Evaluator:
             for _, batch in cut(arrays, 0, self._job.settings.batch):
                 self._alive()
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
-        return total, len(arrays[-1])
+        return tuple(total.tolist()), len(arrays[-1])
 
     def close(self) -> None:
         """End the staging, in the thread that has evaluated."""
@@ -61,7 +60,7 @@ class Validation:
         self.snapshots: dict[int, Vector] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # pieces of epochs, in their order
         self._takers: dict[tuple[int, int], int] = {}  # of those that are being evaluated
-        self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
+        self._sums: dict[int, dict[int, tuple[Sequence[float], int]]] = {}
         self._is_closed = False
         self.changed = threading.Condition(threading.RLock())
 
@@ -91,7 +90,7 @@ class Validation:
         with self.changed:
             return taker in self._takers.values()
 
-    def add(self, epoch: int, piece: int, sums: Doubles, n_examples: int) -> None:
+    def add(self, epoch: int, piece: int, sums: Sequence[float], n_examples: int) -> None:
         """Note what came of a piece."""
         with self.changed:
             if self._takers.pop((epoch, piece), None) is not None:
@@ -107,7 +106,7 @@ class Validation:
             self._waiting = deque(sorted([*left, *self._waiting]))
             self.changed.notify_all()
 
-    def done(self) -> list[tuple[int, Doubles]]:
+    def done(self) -> list[tuple[int, list[float]]]:
         """Return the means of the epochs that are validated, in their order, once."""
         found = []
         with self.changed:
@@ -116,7 +115,8 @@ class Validation:
                 if len(sums) < self._n_pieces:
                     break
                 total = np.sum([sums[piece][0] for piece in sorted(sums)], axis=0)
-                found.append((epoch, total / sum(n for _, n in sums.values())))
+                means = total / sum(n for _, n in sums.values())
+                found.append((epoch, means.tolist()))
                 del self.snapshots[epoch], self._sums[epoch]
         return found
 

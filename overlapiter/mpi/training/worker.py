@@ -176,7 +176,7 @@ class Worker:
             piece=lease.piece,
             position=position,
             n_examples=self._n_examples,
-            doubles=self._sums,
+            sums=tuple(self._sums.tolist()),
         )
         while vector is not None:
             # The report goes with the one that is to be applied; an empty one only asks.
@@ -204,7 +204,7 @@ class Worker:
             assert self._snapshot is not None
             epoch, piece = reply.epoch, reply.piece
             sums, n = self._evaluator.sums(self._snapshot, piece)
-            done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums)
+            done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, sums=sums)
             reply = self._exchange(done)
         if reply.vector.size:
             self._side.refresh(reply.vector)
