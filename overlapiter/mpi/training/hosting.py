@@ -20,6 +20,8 @@ from .validation import SERVER, Evaluator, Validation, ValidationThread
 
 #: How long a piece may be validated yet when a run is cut short.
 _JOIN_SECONDS = 5.0
+#: How often to look at a validation that the one worker waits for.
+_LOOK_SECONDS = 0.01
 
 
 class Host:
@@ -117,10 +119,16 @@ class Host:
             self.server.tick()
         self._after()
 
-    def pause(self, seconds: float) -> None:
-        """Wait for a while, or until the validation has something new."""
-        with self._validation.changed:
-            self._validation.changed.wait(seconds)
+    def answer(self, message: Message) -> Message:
+        """Give the server a message of the one worker, which is here; return the reply. Blocks."""
+        self.receive(message)
+        while not self.server.outbox:  # the validation in another thread is waited for
+            with self._validation.changed:
+                self._validation.changed.wait(_LOOK_SECONDS)
+            self.tick()
+        ((_, reply),) = self.server.outbox
+        self.server.outbox.clear()
+        return reply
 
     def _after(self, *, is_report: bool = False) -> None:
         if self.server.failure:

@@ -23,7 +23,7 @@ from overlapiter.tracing import OFF, Tracing
 from .ending import die_if_tolerant
 from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
 from .silence import Watch
-from .worker import reason_of, server_lost
+from .worker import ServerLostError, reason_of
 
 _TAG = 17
 #: Pauses between looks: from the first, doubling, up to the second.
@@ -261,7 +261,7 @@ class ServerConnection:
                 pass
         (self._last,) = arrivals
         if self._last.message is None:
-            raise server_lost(self._server, self._last.reason)
+            raise ServerLostError(self._server, self._last.reason)
         return self._last.message
 
     def fail(self, rank: int, error: BaseException) -> None:

@@ -38,7 +38,6 @@ from .worker import (
     StoppedError,
     Worker,
     reason_of,
-    server_lost,
 )
 
 #: How often the server looks around when no message comes, or besides.
@@ -105,7 +104,7 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             connection.close()
             told = _receive_plan(comm, preparation.settings.worker_timeout)
         except MPI.Exception as error:
-            raise server_lost(0, mpi_reason(error)) from error
+            raise ServerLostError(0, mpi_reason(error)) from error
         if isinstance(told, StoppedError):
             raise told
         return told
@@ -157,7 +156,7 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
                 return told  # type: ignore[no-any-return]  # as it was sent
         watch.look(time.monotonic())
         time.sleep(_PAUSE_SECONDS)
-    raise server_lost(0, watch.reason)
+    raise ServerLostError(0, watch.reason)
 
 
 # --- the server -------------------------------------------------------------------------------
@@ -247,7 +246,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         raise
     connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), trace)
     try:
-        Worker(job, comm.rank, model, connection).run()
+        Worker(job, comm.rank, model, connection.exchange).run()
     except StoppedError:
         raise
     except BaseException as error:

@@ -21,7 +21,7 @@ from .job import Job
 from .messages import Kind, Message, buffer_bytes
 from .post import Mail, Post
 from .silence import AwakeClock, Watch
-from .worker import ServerLostError, server_lost, stopped_by
+from .worker import ServerLostError, stopped_by
 
 _LOOK_SECONDS = 0.02
 
@@ -131,7 +131,7 @@ class SubServer:
 
     def _lose(self, rank: int, reason: str) -> None:
         if not rank:
-            raise server_lost(rank, reason)
+            raise ServerLostError(rank, reason)
         self._lost.add(rank)
         self._training.discard(rank)
         self._waiting.pop(rank, None)

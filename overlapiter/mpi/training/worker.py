@@ -6,7 +6,7 @@ import collections
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,6 @@ from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
 from .validation import Evaluator
-
-
-class Connection(Protocol):
-    """The way to the server."""
-
-    def exchange(self, message: Message) -> Message:
-        """Send a message and return the reply, whose arrays live until the next call. Blocks."""
 
 
 class StoppedError(TrainingError):
@@ -50,19 +43,12 @@ class ServerLostError(StoppedError):
         rank: Of the server, or of the sub-server.
     """
 
-    def __init__(self, text: str, rank: int = 0) -> None:
-        super().__init__(text)
+    def __init__(self, rank: int, reason: str) -> None:
+        who, what = "server", "the same command goes on from its last checkpoint"
+        if rank:
+            who, what = "sub-server", "the other groups go on"
+        super().__init__(f"the {who}, rank {rank}, is lost ({reason}); {what}")
         self.rank = rank
-
-
-def server_lost(rank: int, reason: str) -> ServerLostError:
-    """Return what is raised where a server, or sub-server, is dead."""
-    if rank:
-        text = f"the sub-server, rank {rank}, is lost ({reason}); the other groups go on"
-    else:
-        words = "the same command goes on from its last checkpoint"
-        text = f"the server, rank 0, is lost ({reason}); {words}"
-    return ServerLostError(text, rank)
 
 
 def stopped_by(message: Message) -> StoppedError:
@@ -80,14 +66,20 @@ class _BegunError(Exception):
 
 
 class Worker:
-    """Trains until the server ends the run, with a model of its own, and validates with it."""
+    """Trains until the server ends the run, with a model of its own, and validates with it.
 
-    def __init__(self, job: Job, rank: int, model: Model, connection: Connection) -> None:
+    ``ask_server`` sends the server a message and returns the reply, whose vector lives until the
+    next call.
+    """
+
+    def __init__(
+        self, job: Job, rank: int, model: Model, ask_server: Callable[[Message], Message]
+    ) -> None:
         settings = self._settings = job.settings
         self._rank = rank
         self._model = model
         self._side = make_worker_side(settings, job.plan.n_workers, model.n_state)
-        self._connection = connection
+        self._ask_server = ask_server
         self._job = job
         self._evaluator = Evaluator(job, model)
         self._states: WorkerStates | None = None
@@ -215,7 +207,7 @@ class Worker:
         """Send a message, and take from the reply what is not the algorithm's."""
         cpu_ms = (time.process_time_ns() - self._cpu_ns) // 10**6
         message = message._replace(origin=self._rank, memory_bytes=memory_bytes(), cpu_ms=cpu_ms)
-        reply = self._connection.exchange(message)
+        reply = self._ask_server(message)
         if reply.kind is Kind.STOP:
             raise stopped_by(reply)
         if reply.kind is Kind.BEGIN:
