@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from overlapiter.objective import EMPTY, Vector
 
+from .leases import Lease
 from .model import Model
 
 Buffer = NDArray[np.uint8]
@@ -60,7 +61,7 @@ class Message(NamedTuple):
     #: from; of its last message, 1 if the run is refused.
     position: int = 0
     n_examples: int = 0  # that the measures are about
-    leases: tuple[tuple[int, int, int], ...] = ()  # epoch, piece, position
+    leases: tuple[Lease, ...] = ()  # granted
     sums: tuple[float, ...] = ()  # of the measures, over examples
     memory_bytes: int = 0  # what the worker has of the memory
     cpu_ms: int = 0  # CPU time of the worker since its start

@@ -51,7 +51,8 @@ class Outputs:
         self._out = job.settings.out
         settings = {name: each for name, each in vars(job.settings).items() if name not in _FREE}
         settings |= {f"model.{name}": each for name, each in preparation.of_model.items()}
-        facts = {"settings": settings, "plan": job.plan.facts()}
+        plan = {"pieces": job.plan.train_pieces, "files": job.plan.train_paths}
+        facts = {"settings": settings, "plan": plan}
         self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=_plain))  # as when read
         try:
             os.makedirs(self._out, exist_ok=True)

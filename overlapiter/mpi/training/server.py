@@ -15,7 +15,7 @@ from overlapiter.objective import EMPTY, Vector
 from .algorithms import ServerSide
 from .epochs import Epochs
 from .job import Job
-from .leases import LeaseQueue
+from .leases import Lease, LeaseQueue
 from .messages import Kind, Message
 from .model import Model, digest_of
 from .silence import Attendance
@@ -236,7 +236,7 @@ class Server:
 
     # --- work for workers ---------------------------------------------------------------------
 
-    def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
+    def _grant(self, worker: int) -> tuple[Lease, ...]:
         """Give a worker leases; not a second one if others would have none."""
         if self._may_validate and self._validation.is_waiting():
             return ()  # it is to ask, and gets a piece to validate
@@ -249,7 +249,7 @@ class Server:
             lease = self._queue.take(worker, self._epochs.current)
             if lease is None:
                 break
-            granted.append((lease.epoch, lease.piece, lease.position))
+            granted.append(lease)
         return tuple(granted)
 
     def _offer(self) -> None:

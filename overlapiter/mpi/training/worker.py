@@ -232,8 +232,7 @@ class Worker:
 
     def _take(self, reply: Message) -> None:
         """Take leases, and have their pieces read."""
-        for values in reply.leases:
-            lease = Lease(*values)
-            self._leases.append(lease)
+        self._leases += reply.leases
+        for lease in reply.leases:
             assert self._reader is not None
             self._reader.ask(lease)

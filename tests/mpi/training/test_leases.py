@@ -96,8 +96,8 @@ def test_the_order_of_the_pieces_changes_with_epoch_and_seed() -> None:
 
 def test_a_message_is_the_same_when_it_was_a_flat_buffer() -> None:
     sent = Message(
-        Kind.EXCHANGE, 3, 1 << 20, 1 << 40, 7, 5, ((1, 2, 3), (4, 5, 6)), (0.1, 2.0), 1 << 35, 12,
-        vector=np.arange(4, dtype=np.float32),
+        Kind.EXCHANGE, 3, 1 << 20, 1 << 40, 7, 5, (Lease(1, 2, 3), Lease(4, 5, 6)), (0.1, 2.0),
+        1 << 35, 12, vector=np.arange(4, dtype=np.float32),
     )  # fmt: skip
     buffer = np.empty(buffer_bytes() + sent.vector.nbytes, np.uint8)
     got = unpack(pack(sent, buffer))
