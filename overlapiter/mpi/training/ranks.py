@@ -235,22 +235,18 @@ def _serve_group(
 
 
 def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
-    timeout_seconds = preparation.settings.worker_timeout
+    timeout_seconds, connection = preparation.settings.worker_timeout, None
     try:
         job = preparation.job(plan, trace)
         model = job.model()
-    except BaseException as error:
-        connection = ServerConnection(comm, server, timeout_seconds)
-        connection.fail(comm.rank, error)
-        connection.close()
-        raise
-    connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), trace)
-    try:
+        connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), trace)
         Worker(job, comm.rank, model, connection.exchange).run()
     except StoppedError:
         raise
     except BaseException as error:
+        connection = connection or ServerConnection(comm, server, timeout_seconds)
         connection.fail(comm.rank, error)
         raise
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()
