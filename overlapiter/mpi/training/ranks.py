@@ -9,7 +9,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.tracing import Tracing
 
 from .ending import (
@@ -21,18 +21,15 @@ from .ending import (
     start_together,
 )
 from .epochs import Record
-from .hosting import Host
 from .job import Preparation, begin_tracing
 from .meeting import send_later
 from .messages import Kind, Message, buffer_bytes
-from .outputs import Outputs
 from .plan import Plan, groups_of
 from .post import Mail, Post, ServerConnection, mpi_reason
 from .silence import PATIENCE, Watch
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
 from .worker import (
-    DesertedError,
     RefusedError,
     ServerLostError,
     StoppedError,
@@ -40,8 +37,6 @@ from .worker import (
     reason_of,
 )
 
-#: How often the server looks around when no message comes, or besides.
-_LOOK_SECONDS = 0.02
 #: Between two looks for a message.
 _PAUSE_SECONDS = 20e-6
 _PLAN_TAG = 15
@@ -79,8 +74,7 @@ def _train(
     name = "worker" if comm.rank else "server"
     with begin_tracing(settings, "sub-server" if is_master else name, comm.rank) as trace:
         if not comm.rank:
-            site = Site(comm, groups, processes)
-            return _serve(site, preparation, plan, trace)
+            return Site(comm, groups, processes).serve(preparation, plan, trace)
         if is_master:
             _serve_group(comm, groups[comm.rank], preparation, plan, trace)
         else:
@@ -159,58 +153,6 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
     raise ServerLostError(0, watch.reason)
 
 
-# --- the server -------------------------------------------------------------------------------
-
-
-def _serve(site: Site, preparation: Preparation, plan: Plan, trace: Tracing) -> list[Record]:
-    try:
-        job = preparation.job(plan, trace)
-        outputs = Outputs(job, preparation)
-        host = Host(job, outputs, site.workers)
-    except Exception as error:
-        site.turn_away(error)
-        raise
-    with host:
-        _run_server(site, host, trace)
-        if host.server.failure:
-            raise (DesertedError if host.server.is_deserted else TrainingError)(host.server.failure)
-        return host.finish()
-
-
-def _run_server(site: Site, host: Host, trace: Tracing) -> None:
-    """Serve until all workers know that the run is over."""
-    server = host.server
-    mail = site.mail(host.model, host.is_alive)
-    looked_at = time.monotonic()
-    try:
-        while not server.is_finished or site.has_hope(server):
-            arrival = mail.next(_LOOK_SECONDS)
-            if arrival is not None and arrival.message is not None:
-                host.receive(arrival.message)
-                mail.release(arrival)
-            elif arrival is not None:
-                for worker in site.behind(arrival.rank):
-                    host.lose(worker, arrival.reason)
-            if arrival is None or time.monotonic() > looked_at + _LOOK_SECONDS:
-                host.tick()
-                site.reassure(server)
-                looked_at = time.monotonic()
-            for worker, message in server.outbox:
-                with trace.span("send", "mpi", None, to=worker):
-                    mail.send(site.way_to(worker), message)
-            server.outbox.clear()
-        for worker in server.lost:  # one may come back yet, and its sub-server waits for this
-            mail.send(site.way_to(worker), Message(Kind.STOP, worker, text=server.failure))
-    except BaseException as error:
-        for worker in site.workers:
-            text = f"the server has failed: {error!r}"
-            mail.send(site.way_to(worker), Message(Kind.STOP, worker, text=text))
-        raise
-    finally:
-        mail.close(server.lost)
-        site.end_silent(server)
-
-
 def _serve_group(
     comm: Any, group: list[int], preparation: Preparation, plan: Plan, trace: Tracing
 ) -> None:
@@ -229,9 +171,6 @@ def _serve_group(
         post.close()
         raise
     server.run()
-
-
-# --- a worker ---------------------------------------------------------------------------------
 
 
 def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
