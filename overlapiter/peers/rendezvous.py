@@ -26,17 +26,11 @@ T = TypeVar("T")
 
 
 class Joined(NamedTuple):
-    """What a rank has after the rendezvous.
+    """What a rank has after the rendezvous."""
 
-    Attributes:
-        plan: For its workers.
-        node_of_rank: The number of each rank's node.
-        listener: Where other nodes come; the caller's.
-    """
-
-    plan: PeersPlan
-    node_of_rank: tuple[int, ...]
-    listener: socket.socket
+    plan: PeersPlan  # for its workers
+    node_of_rank: tuple[int, ...]  # the number of each rank's node
+    listener: socket.socket  # where other nodes come; the caller's
 
 
 def communicator_of(peers: object, rank: int, size: int) -> Communicator:
