@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .messages import Message
-from .settings import Settings, check_target, is_better
+from .settings import Settings, is_better
 
 #: The record of an epoch, with the keys of ``history.json``.
 Record = dict[str, Any]
@@ -120,12 +120,11 @@ class Epochs:
     def _reason_by_records(self) -> str:
         if not self.records:
             return ""
-        target = check_target(self._settings.target, self._settings.monitored)
-        if target is not None:
-            name, goal = target
+        if goal := self._settings.goal():
+            name, target = goal
             value = self.records[-1].get(name, math.nan)
-            if value == goal or is_better(name, value, goal):
-                return f"{name} has reached {value:.4g}, the target being {goal:.4g}"
+            if value == target or is_better(name, value, target):
+                return f"{name} has reached {value:.4g}, the target being {target:.4g}"
         name = self._settings.early_stopping
         values = [record[name] for record in self.records if name in record]
         best = 0
