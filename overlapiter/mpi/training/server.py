@@ -66,8 +66,7 @@ class Server:
         # Sub-servers look after their workers themselves; only their own silence is left.
         timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds)
-        # Those that wait until there is something to do, and whether their weights are old by now.
-        self._parked: dict[int, bool] = {}
+        self._parked: dict[int, None] = {}  # those that wait for work, the first one first
         self._exchanging: dict[int, Message] = {}  # their reports, which count when applied
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
@@ -89,9 +88,8 @@ class Server:
         if message.kind is Kind.JOIN:
             self._join(message)
         elif message.kind is Kind.FAILED:
-            self._told_to_stop.add(worker)
             self.fail(f"rank {worker} cannot go on: {message.text}")
-            self._send(worker, Message(Kind.STOP, text=self.failure))
+            self._send(worker, Message(Kind.STOP))
         elif message.kind is Kind.LOST:
             self.lose(worker, message.text)
         elif worker in self.lost:  # it was given up, and speaks again
@@ -103,7 +101,7 @@ class Server:
         else:
             if message.kind is Kind.VALIDATED:
                 self._validation.add(message.epoch, message.piece, message.sums, message.n_examples)
-            self._parked[worker] = False
+            self._parked[worker] = None
         self._settle()
 
     def lose(self, worker: int, reason: str) -> None:
@@ -171,8 +169,7 @@ class Server:
                 f"parameters instead of {n:,}, or others; build_model() must build the same on "
                 f"every rank"
             )
-            self._send(worker, Message(Kind.STOP, text=self.failure))
-            self._told_to_stop.add(worker)
+            self._send(worker, Message(Kind.STOP))
             return
         if not self._attendance.joined:
             self._epochs.begin()
@@ -254,39 +251,37 @@ class Server:
 
     def _offer(self) -> None:
         """Give work to the workers that wait for some; at the end none waits for others."""
-        for worker in [*self._exchanging] if self.is_over else ():  # for a quorum
-            del self._exchanging[worker]
-            self._side.forget(worker)
-            self._send(worker, Message(Kind.STOP))
+        if self.is_over:
+            for worker in (*self._exchanging, *self._parked):  # some wait for a quorum
+                self._side.forget(worker)
+                self._send(worker, Message(Kind.STOP))
+            self._exchanging.clear()
+            self._parked.clear()
         for worker in [*self._parked]:
-            message = None
-            if self.is_over:
-                message = Message(Kind.STOP)
-            elif leases := self._grant(worker):
-                message = Message(Kind.GO, leases=leases)
-                if self._parked[worker]:
-                    message = message._replace(vector=self._side.weights)
-            elif self._may_validate and (taken := self._validation.take(worker)):
-                message = self._to_validate(worker, *taken)
+            message = self._work_for(worker)
             if message is not None:
                 del self._parked[worker]
                 self._send(worker, message)
-            else:
-                self._parked[worker] = True
+
+    def _work_for(self, worker: int) -> Message | None:
+        """Return leases, with weights for they may be old, or a piece to validate, if any."""
+        if leases := self._grant(worker):
+            return Message(Kind.GO, leases=leases, vector=self._side.weights)
+        taken = self._validation.take(worker) if self._may_validate else None
+        if taken is None:
+            return None
+        epoch, piece = taken
+        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
+        if self._knows_snapshot.get(worker) == epoch:
+            return message
+        self._knows_snapshot[worker] = epoch
+        return message._replace(vector=self._validation.snapshots[epoch])
 
     @property
     def _may_validate(self) -> bool:
         if self._settings.validation == "thread":  # workers help it if it does not keep up
             return self._epochs.is_over or len(self._validation.snapshots) > _MOST_SNAPSHOTS
         return self._settings.validation == "workers"
-
-    def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
-        """Return the order to validate a piece; the snapshot is sent once."""
-        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
-        if self._knows_snapshot.get(worker) == epoch:
-            return message
-        self._knows_snapshot[worker] = epoch
-        return message._replace(vector=self._validation.snapshots[epoch])
 
     # --- epochs -------------------------------------------------------------------------------
 
