@@ -145,7 +145,9 @@ class Host:
         self.server.mark(self._outputs.write_checkpoint(*parts))
 
     def finish(self) -> list[Record]:
-        """Write what a run that came to its end leaves behind; return the records of its epochs."""
+        """Write what the run leaves behind, and return its records; raise what it has failed by."""
+        if self.server.failure:
+            raise self.server.failure
         self.checkpoint()
         return self._outputs.finish(self.model, self._side.weights)
 

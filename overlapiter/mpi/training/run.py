@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.workers.start.no_mpi import world_of_this_process
 
 from .epochs import Record
@@ -78,8 +78,6 @@ def _train_alone(job: Job, outputs: Outputs) -> list[Record]:
     """Run server and worker here: the same steps as with one worker, without communication."""
     with Host(job, outputs, [_RANK]) as host:
         Worker(job, _RANK, job.model(), host.answer).run()
-        if host.server.failure:
-            raise TrainingError(host.server.failure)
         return host.finish()
 
 

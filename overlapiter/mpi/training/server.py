@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 
+from overlapiter.errors import TrainingError
 from overlapiter.objective import EMPTY, Vector
 
 from .algorithms import ServerSide
@@ -20,6 +21,7 @@ from .messages import Kind, Message
 from .model import Model, digest_of
 from .silence import Attendance
 from .validation import SERVER, Evaluator, Validation
+from .worker import DesertedError
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
@@ -37,8 +39,7 @@ class Server:
     Attributes:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
             call, for their vectors change.
-        failure: Why the run has failed; empty if it has not.
-        is_deserted: Whether that is since all workers are gone.
+        failure: Why the run has failed; None if it has not.
         lost: The workers that are gone, with the reason.
     """
 
@@ -73,8 +74,7 @@ class Server:
         self._marks: dict[int, int] = {}
         self._resumes = dict.fromkeys(workers, number)
         self.outbox: list[tuple[int, Message]] = []
-        self.failure = ""
-        self.is_deserted = False
+        self.failure: TrainingError | None = None
         self.lost = self._attendance.lost
         side.learning_rate = epochs.learning_rate
         self._end_of_epochs()
@@ -121,8 +121,7 @@ class Server:
             self._say(f"rank {worker} is lost ({reason}); {parts} go to the other {n_left} workers")
         if not n_left and not self.is_over:
             words = "; ".join(f"rank {each}: {why}" for each, why in sorted(self.lost.items()))
-            self.fail(f"all workers are lost ({words})")
-            self.is_deserted = True
+            self.fail(f"all workers are lost ({words})", DesertedError)
         self._settle()
 
     def tick(self) -> None:
@@ -132,9 +131,9 @@ class Server:
             self.lose(worker, reason)
         self._settle()
 
-    def fail(self, reason: str) -> None:
-        """End the run with a failure."""
-        self.failure = self.failure or reason
+    def fail(self, reason: str, kind: type[TrainingError] = TrainingError) -> None:
+        """End the run with a failure, unless it has one."""
+        self.failure = self.failure or kind(reason)
         self._queue.close()
         self._validation.close()
 
@@ -226,7 +225,7 @@ class Server:
     def _send(self, worker: int, message: Message) -> None:
         if self.is_over:
             self._told_to_stop.add(worker)
-            message = Message(Kind.STOP, text=self.failure)
+            message = Message(Kind.STOP, text=str(self.failure or ""))
         elif message.kind is Kind.GO:
             message = message._replace(position=self._marks.pop(worker, 0))
         self.outbox.append((worker, message._replace(origin=worker)))

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
@@ -23,7 +23,6 @@ from .outputs import Outputs
 from .plan import Plan
 from .post import Mail, Post
 from .server import Server
-from .worker import DesertedError
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
@@ -57,8 +56,6 @@ class Site:
             raise
         with host:
             self._run(host, trace)
-            if failure := host.server.failure:
-                raise (DesertedError if host.server.is_deserted else TrainingError)(failure)
             return host.finish()
 
     def _run(self, host: Host, trace: Tracing) -> None:
@@ -85,7 +82,7 @@ class Site:
                     with trace.span("send", "mpi", None, to=worker):
                         self._send(mail, worker, message)
                 server.outbox.clear()
-            self._stop(mail, server.lost, server.failure)  # one may come back yet
+            self._stop(mail, server.lost, str(server.failure or ""))  # one may come back yet
         except BaseException as error:
             self._stop(mail, self._workers, f"the server has failed: {error!r}")
             raise
