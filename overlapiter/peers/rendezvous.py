@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from overlapiter.agreement import Communicator, allgather
@@ -100,9 +100,12 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         for listener in listeners:
             listener.close()
         raise
+    servers: list[list[Address]] = [[] for _ in names]
+    for node, ((at, port), _) in zip(node_of_rank, offers, strict=True):
+        servers[node].append((at, port))  # a directory gives lists back
     plan = PeersPlan(
         own=node_of_rank[rank],
-        nodes=_servers(node_of_rank, [address for address, _ in offers]),
+        nodes=tuple(map(tuple, servers)),
         rank=rank,
         secret=bytes.fromhex(offers[0][1]),
         since=int(time.time()),
@@ -149,13 +152,3 @@ def _listener(address: str) -> socket.socket:
             f"no server can listen at {address} ({error.strerror}); name an interface of "
             f"{socket.gethostname()}, or an address of it",
         ) from error
-
-
-def _servers(
-    node_of_rank: Sequence[int], addresses: Sequence[Address]
-) -> tuple[tuple[Address, ...], ...]:
-    """Return the addresses of each node's servers."""
-    by_node: list[list[Address]] = [[] for _ in range(max(node_of_rank) + 1)]
-    for node, (host, port) in zip(node_of_rank, addresses, strict=True):
-        by_node[node].append((host, port))
-    return tuple(map(tuple, by_node))
