@@ -374,13 +374,9 @@ class GemServer(ServerSide):
 
 
 def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> WorkerSide:
-    """Return a worker's half of the algorithm.
+    """Return a worker's half of the algorithm; see :class:`_Half` for the arguments.
 
-    Args:
-        settings: Which one, and its numbers. The optimizer makes the local steps, which Downpour
-            does only where ``sync_every`` is above 1.
-        n_workers: The number of all workers at the start.
-        n_state: The number of values of persistent state.
+    The optimizer makes the local steps, which Downpour does only where ``sync_every`` is above 1.
     """
     is_stepping = settings.algorithm != "downpour" or settings.sync_every > 1
     means = "auto" if is_stepping else "numpy"
@@ -389,7 +385,7 @@ def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> Wo
 
 
 def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> ServerSide:
-    """Return the server's half of the algorithm; the arguments are those of the worker's.
+    """Return the server's half of the algorithm; see :class:`_Half` for the arguments.
 
     The optimizer applies the gradients of Downpour; the others need none.
     """

@@ -66,7 +66,7 @@ class Pieces:
 
         The path lasts until the next call; without a copy it is that of the source.
         """
-        path = normalised(path)
+        path, settings = normalised(path), self._job.settings
         if self._stager is None:
             self._begin_staging()
             assert self._stager is not None
@@ -75,17 +75,11 @@ class Pieces:
         self._stager.stage([Wanted(key, path)], answers.update)
         outcome, extent, *_ = answers[key]
         if outcome is Outcome.REFUSED:
-            self._say_full()
+            words = f"files are read from {settings.source}; `overlapiter evict` makes some"
+            self._warn(f"{settings.staging} has no room: {words}")
         self._copies.begin_part({} if extent is None else {key: extent})
         self._copies.begin_example()
         return self._copies.local_path(path) or path
-
-    def _say_full(self) -> None:
-        settings = self._job.settings
-        self._warn(
-            f"{settings.staging} has no room: files are read from {settings.source}; "
-            f"`overlapiter evict` makes some"
-        )
 
     def _warn(self, text: str) -> None:
         """Say something once, however often it happens."""
