@@ -14,7 +14,6 @@ from overlapiter.tracing import Tracing
 
 from .ending import (
     Process,
-    die_if_tolerant,
     expect_end,
     is_command,
     is_world,
@@ -28,13 +27,12 @@ from .plan import Plan, groups_of
 from .post import Mail, Post, ServerConnection, mpi_reason
 from .silence import PATIENCE, Watch
 from .site import Site, end_server, signs_of_server
-from .submaster import SubServer
+from .submaster import SubServer, end_group
 from .worker import (
     RefusedError,
     ServerLostError,
     StoppedError,
     Worker,
-    reason_of,
 )
 
 #: Between two looks for a message.
@@ -159,15 +157,8 @@ def _serve_group(
     try:
         server = SubServer(comm, group, preparation.job(plan, trace))
     except BaseException as error:
-        reason = f"its sub-server, rank {comm.rank}, cannot go on: {reason_of(error)}"
         post = Post(comm, [])
-        if isinstance(error, KeyboardInterrupt):
-            die_if_tolerant()
-            post.send(0, Message(Kind.INTERRUPTED, origin=comm.rank))
-        for worker in group:  # for each in its place, which then waits for nothing more
-            if not isinstance(error, KeyboardInterrupt):
-                post.send(0, Message(Kind.FAILED, worker, text=reason))
-            post.send(worker, Message(Kind.STOP, worker, text=reason))
+        end_group(post, comm.rank, group, error)
         post.close()
         raise
     server.run()

@@ -9,6 +9,7 @@ of the server serves all groups and no file is left out.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from .job import Job
 from .messages import Kind, Message, buffer_bytes
 from .post import Mail, Post
 from .silence import AwakeClock, Watch
-from .worker import ServerLostError, stopped_by
+from .worker import ServerLostError, reason_of, stopped_by
 
 _LOOK_SECONDS = 0.02
 
@@ -56,7 +57,7 @@ class SubServer:
             StoppedError: The run has failed, or the server is dead.
         """
         try:
-            while set(self._group) - self._stopped:
+            while {*self._group} - self._stopped:
                 arrival = self._mail.next(_LOOK_SECONDS)
                 self._clock.look(time.monotonic())
                 if arrival is None:
@@ -71,22 +72,13 @@ class SubServer:
                     self._mail.release(arrival)
                 if self._waiting and not self._training:
                     self._pass_on_mean()
-        except ServerLostError as error:
-            self._stop(str(error))
-            raise
-        except KeyboardInterrupt:
-            die_if_tolerant()
-            self._mail.send(0, Message(Kind.INTERRUPTED, origin=self._rank))
-            self._stop("the sub-server was interrupted")
+        except BaseException as error:
+            end_group(self._mail, self._rank, {*self._group} - self._stopped, error)
             raise
         finally:
             self._mail.close(self._lost)
         if self._last is not None and self._last.text:
             raise stopped_by(self._last)
-
-    def _stop(self, text: str) -> None:
-        for worker in set(self._group) - self._stopped:
-            self._mail.send(worker, Message(Kind.STOP, worker, text=text))
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
@@ -136,3 +128,15 @@ class SubServer:
         self._training.discard(rank)
         self._waiting.pop(rank, None)
         self._mail.send(0, Message(Kind.LOST, origin=rank, text=reason))
+
+
+def end_group(mail: Mail | Post, rank: int, workers: Iterable[int], error: BaseException) -> None:
+    """Tell the server and the workers of a group why their sub-server cannot go on."""
+    reason = f"its sub-server, rank {rank}, cannot go on: {reason_of(error)}"
+    if isinstance(error, KeyboardInterrupt):
+        die_if_tolerant()
+        mail.send(0, Message(Kind.INTERRUPTED, origin=rank))
+    for worker in workers:  # for each in its place, which then waits for nothing more
+        if not isinstance(error, (KeyboardInterrupt, ServerLostError)):
+            mail.send(0, Message(Kind.FAILED, worker, text=reason))
+        mail.send(worker, Message(Kind.STOP, worker, text=reason))
