@@ -100,12 +100,6 @@ class Host:
             self.server.receive(message)
         self._after(is_report=bool(message.n_examples) or message.kind is Kind.GROUP)
 
-    def lose(self, worker: int, reason: str) -> None:
-        """Tell the server that a worker is gone."""
-        with self._interrupts.whole():
-            self.server.lose(worker, reason)
-        self._after()
-
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""
         self.alive()

@@ -37,7 +37,7 @@ class Kind(enum.IntEnum):
     ASK = 3  # it has nothing to do
     VALIDATED = 4  # reports validation
     FAILED = 5  # it cannot go on; the text says why
-    LOST = 6  # from a sub-server: a worker of its group is gone
+    LOST = 6  # this rank is gone; from a sub-server, or from a post that has found it
     GROUP = 7  # from a sub-server: mean of a group, and the reports of its workers
     PING = 8  # it waits for long, and asks for a sign of life
     INTERRUPTED = 9  # by Ctrl-C or SIGTERM, also from a sub-server; it waits for no reply

@@ -91,7 +91,7 @@ class Server:
             self.fail(f"rank {worker} cannot go on: {message.text}")
             self._send(worker, Message(Kind.STOP))
         elif message.kind is Kind.LOST:
-            self.lose(worker, message.text)
+            self._lose(worker, message.text)
         elif worker in self.lost:  # it was given up, and speaks again
             self._begin(worker)
         elif message.kind is Kind.EXCHANGE:
@@ -104,7 +104,7 @@ class Server:
             self._parked[worker] = None
         self._settle()
 
-    def lose(self, worker: int, reason: str) -> None:
+    def _lose(self, worker: int, reason: str) -> None:
         """Give up a worker: what it holds goes to the others."""
         if worker in self.lost or worker in self._told_to_stop:
             self.lost.setdefault(worker, reason)
@@ -128,7 +128,7 @@ class Server:
         """Look for workers that are silent, and for validations that are done."""
         waiting = {*self._parked, *self._exchanging, *self._told_to_stop}
         for worker, reason in self._attendance.silent(time.monotonic(), waiting):
-            self.lose(worker, reason)
+            self._lose(worker, reason)
         self._settle()
 
     def fail(self, reason: str, kind: type[TrainingError] = TrainingError) -> None:

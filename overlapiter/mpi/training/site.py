@@ -68,12 +68,12 @@ class Site:
         try:
             while not server.is_finished or self._has_hope(server):
                 arrival = mail.next(_LOOK_SECONDS)
-                if arrival is not None and arrival.message is not None:
-                    host.receive(arrival.message)
+                if arrival is not None:
+                    message = arrival.message
+                    group = self._groups.get(message.origin) if message.kind is Kind.LOST else None
+                    for worker in group or [message.origin]:  # all of a lost sub-server's
+                        host.receive(message._replace(origin=worker))
                     mail.release(arrival)
-                elif arrival is not None:
-                    for worker in self._groups.get(arrival.rank, [arrival.rank]):
-                        host.lose(worker, arrival.reason)
                 if arrival is None or time.monotonic() > looked_at + _LOOK_SECONDS:
                     host.tick()
                     self._reassure(server)

@@ -62,10 +62,10 @@ class SubServer:
                 self._clock.look(time.monotonic())
                 if arrival is None:
                     self._look_for_silent()
-                elif arrival.message is None:
-                    self._lose(arrival.rank, arrival.reason)
                 else:
-                    if arrival.rank:
+                    if arrival.message.kind is Kind.LOST:
+                        self._lose(arrival.rank, arrival.message.text)
+                    elif arrival.rank:
                         self._from_worker(arrival.message)
                     else:
                         self._from_server(arrival.message)
