@@ -13,6 +13,7 @@ from .interrupts import Interrupts
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message
+from .model import words_of_bad
 from .outputs import Outputs
 from .server import Server
 from .silence import PATIENCE, AwakeClock
@@ -43,10 +44,8 @@ class Host:
         weights = self.model.weights()
         if not weights.size:
             raise TrainingError("the model has no parameters; see what build_model() returns")
-        bad = self.model.names_of_bad()
-        if bad:
-            words = ", ".join(bad[:3])
-            raise TrainingError(f"these parameters of the new model are not finite: {words}")
+        if words := words_of_bad(self.model):
+            raise TrainingError(f"of the new model {words}")
         n_workers = settings.masters or plan.n_workers
         self._side = make_server_side(settings, n_workers, self.model.n_state)
         self._side.begin(weights)

@@ -18,7 +18,7 @@ from .epochs import Epochs
 from .job import Job
 from .leases import Lease, LeaseQueue
 from .messages import Kind, Message
-from .model import Model, digest_of
+from .model import Model, digest_of, words_of_bad
 from .silence import Attendance
 from .validation import SERVER, Evaluator, Validation
 from .worker import DesertedError
@@ -306,8 +306,8 @@ class Server:
             epoch = self._epochs.current
             if not np.isfinite(self._side.weights).all():
                 self._model.load(self._side.weights)
-                names = ", ".join(self._model.names_of_bad()[:3])
-                self.fail(f"after epoch {epoch} these parameters are not finite: {names}")
+                words = words_of_bad(self._model) or "persistent values are not finite"
+                self.fail(f"after epoch {epoch} {words}")
                 return
             self._epochs.trained(self._side.n_updates, len(self._attendance.present))
             self._side.learning_rate = self._epochs.learning_rate

@@ -18,7 +18,7 @@ from .checkpoint import WorkerStates
 from .job import Job
 from .leases import Lease
 from .messages import Kind, Message
-from .model import Model, digest_of
+from .model import Model, digest_of, words_of_bad
 from .monitor import memory_bytes
 from .reading import Reader, cut
 from .validation import Evaluator
@@ -151,10 +151,9 @@ class Worker:
         with self._trace.span("compute", "training", None, epoch=lease.epoch, piece=lease.piece):
             measures = self._model.gradient(tuple(batch), gradient, seed)
         if not math.isfinite(measures[0]):
-            names = ", ".join(self._model.names_of_bad()[:3])
-            words = f"these parameters are not finite: {names}" if names else "the parameters are"
+            words = words_of_bad(self._model) or "the parameters are finite"
             raise TrainingError(
-                f"the loss of a mini-batch is {measures[0]} ({words}{'' if names else ' finite'}); "
+                f"the loss of a mini-batch is {measures[0]} ({words}); "
                 f"look at the data and the initial weights, or lower --learning-rate"
             )
         self._sums += np.array(measures) * len(batch[-1])
