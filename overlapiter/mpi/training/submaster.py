@@ -21,7 +21,7 @@ from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, buffer_bytes
 from .post import Mail, Post
-from .silence import AwakeClock, Watch
+from .silence import Attendance, Watch
 from .worker import ServerLostError, reason_of, stopped_by
 
 _LOOK_SECONDS = 0.02
@@ -34,19 +34,18 @@ class SubServer:
         self._rank = comm.rank
         self._group = group
         self._trace = job.trace
-        # Of silence; then a worker is given up, and the server taken for dead.
-        self._timeout_seconds = job.settings.worker_timeout
+        timeout_seconds = job.settings.worker_timeout
         model = job.model()
         n_bytes = buffer_bytes(model, len(group))
-        post = Post(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
+        post = Post(comm, [0, *group], n_bytes, Watch(timeout_seconds))
         self._mail = Mail(post)
         self._centre: Vector = np.zeros_like(model.weights())
-        self._clock = AwakeClock()
-        self._heard = dict.fromkeys(group, 0.0)
+        # Other groups may take the work of the last worker of this one.
+        self._attendance = Attendance(group, timeout_seconds, least_seconds=0)
+        self._lost = self._attendance.lost
         self._training: set[int] = set()
         self._waiting: dict[int, tuple[Vector, Message]] = {}
         self._awaiting: set[int] = set()  # the server's reply to the message of the group
-        self._lost: set[int] = set()
         self._stopped: set[int] = set()
         self._last: Message | None = None
 
@@ -59,10 +58,7 @@ class SubServer:
         try:
             while {*self._group} - self._stopped:
                 arrival = self._mail.next(_LOOK_SECONDS)
-                self._clock.look(time.monotonic())
-                if arrival is None:
-                    self._look_for_silent()
-                else:
+                if arrival is not None:
                     if arrival.message.kind is Kind.LOST:
                         self._lose(arrival.rank, arrival.message.text)
                     elif arrival.rank:
@@ -70,6 +66,9 @@ class SubServer:
                     else:
                         self._from_server(arrival.message)
                     self._mail.release(arrival)
+                waiting = {*self._group} - self._training
+                for worker, reason in self._attendance.silent(time.monotonic(), waiting):
+                    self._lose(worker, reason)
                 if self._waiting and not self._training:
                     self._pass_on_mean()
         except BaseException as error:
@@ -82,10 +81,9 @@ class SubServer:
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
-        self._heard[worker] = self._clock.seconds
+        self._attendance.hear(worker)
         self._training.discard(worker)
-        if worker in self._lost:  # the server has it begin anew
-            self._lost.discard(worker)
+        if self._lost.pop(worker, None) is not None:  # the server has it begin anew
             self._mail.send(0, Message(Kind.ASK, origin=worker))
         elif message.kind is Kind.EXCHANGE:
             self._waiting[worker] = message.vector.copy(), message._replace(vector=EMPTY)
@@ -101,7 +99,6 @@ class SubServer:
         self._awaiting.discard(worker)
         if message.kind in (Kind.BEGIN, Kind.GO) and worker not in self._lost:
             self._training.add(worker)
-            self._heard[worker] = self._clock.seconds
         elif message.kind is Kind.STOP:
             self._stopped.add(worker)
             self._last = message
@@ -115,16 +112,10 @@ class SubServer:
         self._awaiting |= self._waiting.keys()
         self._waiting.clear()
 
-    def _look_for_silent(self) -> None:
-        latest = self._clock.seconds - self._timeout_seconds
-        for worker in sorted(self._training):
-            if self._heard[worker] < latest:
-                self._lose(worker, f"silent for {self._timeout_seconds:g} s")
-
     def _lose(self, rank: int, reason: str) -> None:
         if not rank:
             raise ServerLostError(rank, reason)
-        self._lost.add(rank)
+        self._lost[rank] = reason
         self._training.discard(rank)
         self._waiting.pop(rank, None)
         self._mail.send(0, Message(Kind.LOST, origin=rank, text=reason))
