@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -87,8 +86,7 @@ class Worker:
             self._states = WorkerStates(settings.out, rank)  # more than the server's weights
         self._mark = 0
         self._trace = job.trace
-        self._reader: Reader | None = None
-        self._leases: collections.deque[Lease] = collections.deque()
+        self._reader = Reader(job)
         self._snapshot: Vector | None = None
         self._sums = np.zeros(len(model.measure_names))
         self._n_examples = 0
@@ -106,8 +104,8 @@ class Worker:
         try:
             self._again(lambda: self._exchange(join))
             while True:
-                if self._leases:
-                    with self._trace.span("train", "training", None, epoch=self._leases[0].epoch):
+                if leases := self._reader.leases:
+                    with self._trace.span("train", "training", None, epoch=leases[0].epoch):
                         self._again(self._train)
                 else:
                     self._again(self._ask)
@@ -115,8 +113,7 @@ class Worker:
             if str(stopped):
                 raise
         finally:
-            if self._reader is not None:
-                self._reader.close()
+            self._reader.close()
             self._evaluator.close()
 
     def _again(self, work: Callable[[], object]) -> None:
@@ -129,8 +126,7 @@ class Worker:
 
     def _train(self) -> None:
         """Train on what is left of the first lease."""
-        lease = self._leases[0]
-        assert self._reader is not None
+        lease = self._reader.leases[0]
         with self._trace.span("wait for data", "training", None, piece=lease.piece):
             arrays = self._reader.next()
         self._side.learning_rate = self._settings.rate_in(lease.epoch)
@@ -142,7 +138,6 @@ class Worker:
                 message = self._side.flush()
             if message is not None:
                 self._report(lease, end, message)
-        self._leases.popleft()
 
     def _compute(self, lease: Lease, end: int, batch: Sequence[Any], gradient: Vector) -> None:
         """Compute a gradient, and count its examples."""
@@ -213,7 +208,7 @@ class Worker:
             self._begin(reply)
             raise _BegunError
         self._mark = reply.position or self._mark
-        self._take(reply)
+        self._reader.ask(reply.leases)
         return reply
 
     def _begin(self, reply: Message) -> None:
@@ -223,15 +218,5 @@ class Worker:
             state = self._states.read(reply.position)
             if state is not None:
                 self._side.load_state(state)
-        self._leases.clear()
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = Reader(self._job)
-        self._take(reply)
-
-    def _take(self, reply: Message) -> None:
-        """Take leases, and have their pieces read."""
-        self._leases += reply.leases
-        for lease in reply.leases:
-            assert self._reader is not None
-            self._reader.ask(lease)
+        self._reader.leases.clear()
+        self._reader.ask(reply.leases)
