@@ -7,13 +7,14 @@ It knows nothing of MPI: messages of the workers come in by :meth:`Server.receiv
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from overlapiter.errors import TrainingError
 from overlapiter.objective import EMPTY, Vector
 
-from .algorithms import ServerSide
+from .algorithms import ServerSide, mean_of, take_quorum
 from .epochs import Epochs
 from .job import Job
 from .leases import Lease, LeaseQueue
@@ -68,7 +69,7 @@ class Server:
         timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds)
         self._parked: dict[int, None] = {}  # those that wait for work, the first one first
-        self._exchanging: dict[int, Message] = {}  # their reports, which count when applied
+        self._waiting: dict[int, Message] = {}  # for a quorum
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._marks: dict[int, int] = {}
@@ -112,8 +113,7 @@ class Server:
         self.lost[worker] = reason
         leases = self._queue.give_back(worker)
         self._validation.give_back(worker)
-        self._side.forget(worker)
-        self._exchanging.pop(worker, None)
+        self._waiting.pop(worker, None)
         self._parked.pop(worker, None)
         n_left = len(self._attendance.present)
         if not self.is_over:
@@ -126,7 +126,7 @@ class Server:
 
     def tick(self) -> None:
         """Look for workers that are silent, and for validations that are done."""
-        waiting = {*self._parked, *self._exchanging, *self._told_to_stop}
+        waiting = {*self._parked, *self._waiting, *self._told_to_stop}
         for worker, reason in self._attendance.silent(time.monotonic(), waiting):
             self._lose(worker, reason)
         self._settle()
@@ -185,11 +185,10 @@ class Server:
         self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
-        worker = message.origin
-        self._exchanging[worker] = message._replace(vector=EMPTY)
-        with self._trace.span("apply", "training", None, rank=worker):
-            due = self._side.apply(message.vector, worker)
-        self._reply(due)
+        if self._settings.synchronous:
+            self._waiting[message.origin] = message._replace(vector=message.vector.copy())
+        else:
+            self._apply(message.vector, [message])
 
     def _exchange_of_group(self, message: Message) -> None:
         """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
@@ -198,29 +197,21 @@ class Server:
         if any(report.origin in self.lost for report in message.reports):
             for report in message.reports:
                 self._begin(report.origin)
-            return
-        with self._trace.span("apply", "training", None, rank=message.origin):
-            (vector,) = self._side.apply(message.vector, message.origin).values()
-        for i, report in enumerate(message.reports):
-            self._note(report)
-            self._go(report.origin, None if i else vector)  # the sub-server has it for the others
+        else:
+            self._apply(message.vector, message.reports)
 
-    def _note(self, message: Message) -> None:
-        """Note what a worker has trained on, if anything."""
-        if message.n_examples:
-            self._queue.advance(message.origin, message.epoch, message.piece, message.position)
-            self._epochs.note(message)
-
-    def _reply(self, due: dict[int, Vector]) -> None:
-        """Reply to workers whose messages are applied."""
-        for worker, vector in due.items():
-            self._note(self._exchanging.pop(worker))
-            self._go(worker, vector)
-
-    def _go(self, worker: int, vector: Vector | None = None) -> None:
-        """Reply to a worker that has work, or had some."""
-        reply = Message(Kind.GO, leases=self._grant(worker))
-        self._send(worker, reply if vector is None else reply._replace(vector=vector))
+    def _apply(self, vector: Vector, reports: Sequence[Message]) -> None:
+        """Apply what a worker has sent, or the mean of several, and reply to all of them."""
+        with self._trace.span("apply", "training", None, rank=reports[0].origin):
+            reply = self._side.apply(vector)
+        for report in reports:
+            worker = report.origin
+            if report.n_examples:  # it has trained on them
+                self._queue.advance(worker, report.epoch, report.piece, report.position)
+                self._epochs.note(report)
+            self._send(worker, Message(Kind.GO, leases=self._grant(worker), vector=reply))
+            if self._settings.masters:  # the sub-server has it for the others
+                reply = EMPTY
 
     def _send(self, worker: int, message: Message) -> None:
         if self.is_over:
@@ -251,10 +242,9 @@ class Server:
     def _offer(self) -> None:
         """Give work to the workers that wait for some; at the end none waits for others."""
         if self.is_over:
-            for worker in (*self._exchanging, *self._parked):  # some wait for a quorum
-                self._side.forget(worker)
+            for worker in (*self._waiting, *self._parked):
                 self._send(worker, Message(Kind.STOP))
-            self._exchanging.clear()
+            self._waiting.clear()
             self._parked.clear()
         for worker in [*self._parked]:
             message = self._work_for(worker)
@@ -285,15 +275,16 @@ class Server:
     # --- epochs -------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Draw the conclusions: epochs that are over, replies that are due, work for who waits."""
+        """Draw the conclusions: replies that are due, epochs that are over, work for who waits."""
+        if self._waiting:
+            held = {worker for worker, leases in self._queue.held.items() if leases}
+            n_training = len(held | self._waiting.keys())
+            if ready := take_quorum(self._waiting, self._settings.quorum, n_training):
+                self._apply(mean_of([each.vector for each in ready]), ready)
         self._end_of_epochs()
         if self._inline is not None:
             while self._validation.evaluate_next(self._inline, SERVER, is_waiting=False):
                 pass
-        if self._settings.synchronous:
-            held = {worker for worker, leases in self._queue.held.items() if leases}
-            if n_active := len(held | self._exchanging.keys()):
-                self._reply(self._side.set_workers(n_active))
         for epoch, means in self._validation.done():
             self._epochs.validated(epoch, means)
         if self._epochs.reason_to_stop:
