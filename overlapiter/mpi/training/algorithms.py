@@ -52,20 +52,11 @@ class _Half:
 
     def __init__(self, settings: Settings, n_workers: int, n_state: int, means: str) -> None:
         name, rate = settings.optimizer, settings.learning_rate
-        self._optimizer = ServerOptimizer(name, rate, momentum=settings.momentum, means=means)
+        self.optimizer = ServerOptimizer(name, rate, momentum=settings.momentum, means=means)
         self._settings = settings
         self._n_workers = n_workers
         self._n_state = n_state
         self.weights: Vector = EMPTY
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the optimizer; a schedule sets it."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
 
     def begin(self, weights: Vector) -> None:
         """Start from weights; copies them."""
@@ -78,13 +69,13 @@ class _Half:
 
     def state(self) -> State:
         """Return a copy of what :meth:`load_state` needs to go on exactly."""
-        state: State = {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        state: State = {f"optimizer.{k}": v for k, v in self.optimizer.state().items()}
         return state | {name: copy.copy(getattr(self, name)) for name in self._kept}
 
     def load_state(self, state: State) -> None:
         """Go on from what :meth:`state` returned."""
         prefix = "optimizer."
-        self._optimizer.load_state(
+        self.optimizer.load_state(
             {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         )
         for name in self._kept:
@@ -115,7 +106,7 @@ class WorkerSide(_Half):
         """
         weights, state = self._split(self.weights)
         change, state_after = self._split(gradient)
-        self._optimizer.update(weights, change)
+        self.optimizer.update(weights, change)
         state[:] = state_after
         self.n_steps += 1
         return self.flush() if self.n_steps == self._settings.sync_every else None
@@ -208,7 +199,7 @@ class DownpourServer(ServerSide):
     """Applies each gradient by its optimizer as it comes, and replies with the new weights."""
 
     def _apply(self, message: Vector) -> Vector:
-        self._optimizer.update(self._split(self.weights)[0], self._split(message)[0])
+        self.optimizer.update(self._split(self.weights)[0], self._split(message)[0])
         self.n_updates += 1
         self._pull_state(message)
         return self.weights

@@ -77,7 +77,6 @@ class Server:
         self.outbox: list[tuple[int, Message]] = []
         self.failure: TrainingError | None = None
         self.lost = self._attendance.lost
-        side.learning_rate = epochs.learning_rate
         self._end_of_epochs()
 
     # --- what happens -------------------------------------------------------------------------
@@ -203,6 +202,7 @@ class Server:
     def _apply(self, vector: Vector, reports: Sequence[Message]) -> None:
         """Apply what a worker has sent, or the mean of several, and reply to all of them."""
         with self._trace.span("apply", "training", None, rank=reports[0].origin):
+            self._side.optimizer.learning_rate = self._epochs.learning_rate
             reply = self._side.apply(vector)
         for report in reports:
             worker = report.origin
@@ -301,6 +301,5 @@ class Server:
                 self.fail(f"after epoch {epoch} {words}")
                 return
             self._epochs.trained(self._side.n_updates, len(self._attendance.present))
-            self._side.learning_rate = self._epochs.learning_rate
             if self._epochs.is_validating:
                 self._validation.begin(epoch, self._side.weights.copy())

@@ -129,7 +129,7 @@ class Worker:
         lease = self._reader.leases[0]
         with self._trace.span("wait for data", "training", None, piece=lease.piece):
             arrays = self._reader.next()
-        self._side.learning_rate = self._settings.rate_in(lease.epoch)
+        self._side.optimizer.learning_rate = self._settings.rate_in(lease.epoch)
         gradient = np.empty_like(self._side.weights)
         for end, batch in cut(arrays, lease.position, self._settings.batch):
             self._compute(lease, end, batch, gradient)
