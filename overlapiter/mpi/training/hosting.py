@@ -97,7 +97,7 @@ class Host:
         self.alive()
         with self._interrupts.whole():
             self.server.receive(message)
-        self._after(is_report=bool(message.n_examples) or message.kind is Kind.GROUP)
+        self._after(is_report=bool(message.n_examples or message.reports))
 
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""

@@ -33,20 +33,19 @@ class Kind(enum.IntEnum):
 
     # from a worker
     JOIN = 1  # it has built its model, and asks for the weights
-    EXCHANGE = 2  # the vector is for the algorithm; reports training
+    EXCHANGE = 2  # the vector is for the algorithm; reports training, of a group or of itself
     ASK = 3  # it has nothing to do
     VALIDATED = 4  # reports validation
     FAILED = 5  # it cannot go on; the text says why
     LOST = 6  # this rank is gone; from a sub-server, or from a post that has found it
-    GROUP = 7  # from a sub-server: mean of a group, and the reports of its workers
-    PING = 8  # it waits for long, and asks for a sign of life
-    INTERRUPTED = 9  # by Ctrl-C or SIGTERM, also from a sub-server; it waits for no reply
+    PING = 7  # it waits for long, and asks for a sign of life
+    INTERRUPTED = 8  # by Ctrl-C or SIGTERM, also from a sub-server; it waits for no reply
     # from the server
-    BEGIN = 10  # the weights to begin with
-    GO = 11  # reply to a report, with the reply of the algorithm
-    VALIDATE = 12  # evaluate a piece of the validation files with these weights
-    STOP = 13  # end; a text says why if that is a failure
-    ALIVE = 14  # reply to a ping
+    BEGIN = 9  # the weights to begin with
+    GO = 10  # reply to a report, with the reply of the algorithm
+    VALIDATE = 11  # evaluate a piece of the validation files with these weights
+    STOP = 12  # end; a text says why if that is a failure
+    ALIVE = 13  # reply to a ping
 
 
 class Message(NamedTuple):
@@ -65,7 +64,7 @@ class Message(NamedTuple):
     sums: tuple[float, ...] = ()  # of the measures, over examples
     memory_bytes: int = 0  # what the worker has of the memory
     cpu_ms: int = 0  # CPU time of the worker since its start
-    reports: tuple[Message, ...] = ()  # of the workers of a group
+    reports: tuple[Message, ...] = ()  # from a sub-server: of the workers whose mean this is
     text: str = ""  # of a failure
     vector: Vector = EMPTY  # gradients or weights
 

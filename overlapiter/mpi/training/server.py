@@ -96,8 +96,6 @@ class Server:
             self._begin(worker)
         elif message.kind is Kind.EXCHANGE:
             self._exchange(message)
-        elif message.kind is Kind.GROUP:
-            self._exchange_of_group(message)
         else:
             if message.kind is Kind.VALIDATED:
                 self._validation.add(message.epoch, message.piece, message.sums, message.n_examples)
@@ -184,20 +182,17 @@ class Server:
         self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
-        if self._settings.synchronous:
+        """Apply what a worker has sent, or a group, which begins anew if one of it was lost."""
+        reports = message.reports or (message,)
+        for report in reports:
+            self._attendance.hear(report.origin)
+        if any(report.origin in self.lost for report in reports):
+            for report in reports:
+                self._begin(report.origin)
+        elif self._settings.synchronous:
             self._waiting[message.origin] = message._replace(vector=message.vector.copy())
         else:
-            self._apply(message.vector, [message])
-
-    def _exchange_of_group(self, message: Message) -> None:
-        """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
-        for report in message.reports:
-            self._attendance.hear(report.origin)
-        if any(report.origin in self.lost for report in message.reports):
-            for report in message.reports:
-                self._begin(report.origin)
-        else:
-            self._apply(message.vector, message.reports)
+            self._apply(message.vector, reports)
 
     def _apply(self, vector: Vector, reports: Sequence[Message]) -> None:
         """Apply what a worker has sent, or the mean of several, and reply to all of them."""

@@ -106,7 +106,7 @@ class SubServer:
 
     def _pass_on_mean(self) -> None:
         vectors, reports = zip(*(each for _, each in sorted(self._waiting.items())), strict=True)
-        message = Message(Kind.GROUP, self._rank, reports=reports, vector=mean_of([*vectors]))
+        message = Message(Kind.EXCHANGE, self._rank, reports=reports, vector=mean_of([*vectors]))
         with self._trace.span("send", "mpi", None, workers=len(reports)):
             self._mail.send(0, message)
         self._awaiting |= self._waiting.keys()

@@ -120,7 +120,7 @@ def test_reports_of_a_group_travel_together() -> None:
         for i in range(100)
     )
     buffer = np.empty(buffer_bytes(group_size=100), np.uint8)
-    found = unpack(pack(Message(Kind.GROUP, reports=reports), buffer)).reports
+    found = unpack(pack(Message(Kind.EXCHANGE, reports=reports), buffer)).reports
     assert [each[:-1] for each in found] == [each[:-1] for each in reports]
 
 
