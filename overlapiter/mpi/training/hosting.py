@@ -52,7 +52,7 @@ class Host:
         self._queue = LeaseQueue(
             plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
         )
-        self._validation = Validation(len(plan.val_pieces))
+        self._validation = Validation(plan.val_pieces)
         self._epochs = outputs.epochs(self.model)
         number = outputs.restore(self._side, self._queue, self._validation)
         self._inline: Evaluator | None = None

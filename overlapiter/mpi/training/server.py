@@ -98,7 +98,7 @@ class Server:
             self._exchange(message)
         else:
             if message.kind is Kind.VALIDATED:
-                self._validation.add(message.epoch, message.piece, message.sums, message.n_examples)
+                self._validation.add(message.epoch, message.piece, message.sums)
             self._parked[worker] = None
         self._settle()
 

@@ -18,6 +18,7 @@ from overlapiter.objective import Vector
 from overlapiter.tracing import Tracing
 
 from .job import Job
+from .leases import Piece
 from .model import Model
 from .reading import Pieces, cut
 
@@ -31,8 +32,8 @@ class Evaluator:
         self._pieces = Pieces(job, job.plan.val_paths, job.plan.val_pieces)
         self._alive = alive
 
-    def sums(self, snapshot: Vector, piece: int) -> tuple[tuple[float, ...], int]:
-        """Return the sums of the measures over the examples of a piece, and how many these are."""
+    def sums(self, snapshot: Vector, piece: int) -> tuple[float, ...]:
+        """Return the sums of the measures over the examples of a piece."""
         total = np.zeros(len(self._model.measure_names))
         with self._job.trace.span("validate", "validation", None, piece=piece):
             self._model.load(snapshot)
@@ -40,7 +41,7 @@ class Evaluator:
             for _, batch in cut(arrays, 0, self._job.settings.batch):
                 self._alive()
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
-        return tuple(total.tolist()), len(arrays[-1])
+        return tuple(total.tolist())
 
     def close(self) -> None:
         """End the staging, in the thread that has evaluated."""
@@ -55,12 +56,13 @@ class Validation:
         changed: Notified when a snapshot comes, a piece is done, or :meth:`close` is called.
     """
 
-    def __init__(self, n_pieces: int) -> None:
-        self._n_pieces = n_pieces
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._n_pieces = len(pieces)
+        self._n_examples = sum(map(len, pieces))
         self.snapshots: dict[int, Vector] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # pieces of epochs, in their order
         self._takers: dict[tuple[int, int], int] = {}  # of those that are being evaluated
-        self._sums: dict[int, dict[int, tuple[Sequence[float], int]]] = {}
+        self._sums: dict[int, dict[int, Sequence[float]]] = {}
         self._is_closed = False
         self.changed = threading.Condition(threading.RLock())
 
@@ -90,11 +92,11 @@ class Validation:
         with self.changed:
             return taker in self._takers.values()
 
-    def add(self, epoch: int, piece: int, sums: Sequence[float], n_examples: int) -> None:
+    def add(self, epoch: int, piece: int, sums: Sequence[float]) -> None:
         """Note what came of a piece."""
         with self.changed:
             if self._takers.pop((epoch, piece), None) is not None:
-                self._sums[epoch][piece] = sums, n_examples
+                self._sums[epoch][piece] = sums
             self.changed.notify_all()
 
     def give_back(self, taker: int) -> None:
@@ -114,9 +116,8 @@ class Validation:
                 sums = self._sums[epoch]
                 if len(sums) < self._n_pieces:
                     break
-                total = np.sum([sums[piece][0] for piece in sorted(sums)], axis=0)
-                means = total / sum(n for _, n in sums.values())
-                found.append((epoch, means.tolist()))
+                total = np.sum([sums[piece] for piece in sorted(sums)], axis=0)
+                found.append((epoch, (total / self._n_examples).tolist()))
                 del self.snapshots[epoch], self._sums[epoch]
         return found
 
@@ -140,7 +141,7 @@ class Validation:
                     return False
                 self.changed.wait()
             snapshot = self.snapshots[taken[0]]
-        self.add(*taken, *evaluator.sums(snapshot, taken[1]))
+        self.add(*taken, evaluator.sums(snapshot, taken[1]))
         return True
 
 

@@ -189,9 +189,8 @@ class Worker:
                 self._snapshot = reply.vector.copy()
             assert self._snapshot is not None
             epoch, piece = reply.epoch, reply.piece
-            sums, n = self._evaluator.sums(self._snapshot, piece)
-            done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, sums=sums)
-            reply = self._exchange(done)
+            sums = self._evaluator.sums(self._snapshot, piece)
+            reply = self._exchange(Message(Kind.VALIDATED, epoch=epoch, piece=piece, sums=sums))
         if reply.vector.size:
             self._side.refresh(reply.vector)
 
