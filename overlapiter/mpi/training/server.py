@@ -182,7 +182,7 @@ class Server:
         self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
-        """Apply what a worker has sent, or a group, which begins anew if one of it was lost."""
+        """Apply what a worker or a group has sent; a group that has lost one begins anew."""
         reports = message.reports or (message,)
         for report in reports:
             self._attendance.hear(report.origin)
@@ -248,7 +248,7 @@ class Server:
                 self._send(worker, message)
 
     def _work_for(self, worker: int) -> Message | None:
-        """Return leases, with weights for they may be old, or a piece to validate, if any."""
+        """Return leases, with the weights as they are now, or a piece to validate, if any."""
         if leases := self._grant(worker):
             return Message(Kind.GO, leases=leases, vector=self._side.weights)
         taken = self._validation.take(worker) if self._may_validate else None
