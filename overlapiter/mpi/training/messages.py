@@ -55,16 +55,16 @@ class Message(NamedTuple):
     origin: int = 0  # the worker that it is from, or for; a sub-server passes it on
     epoch: int = 0  # of the report, or of the validation
     piece: int = -1  # of the report, or to validate
-    #: Up to which of its examples; of a worker that joins, the digest of its model; of the server,
-    #: the number of the checkpoint that the worker's own state is to be kept with, or to be taken
-    #: from; of its last message, 1 if the run is refused.
-    position: int = 0
+    position: int = 0  # up to which of its examples
     n_examples: int = 0  # that the measures are about
     leases: tuple[Lease, ...] = ()  # granted
     sums: tuple[float, ...] = ()  # of the measures, over examples
     memory_bytes: int = 0  # what the worker has of the memory
     cpu_ms: int = 0  # CPU time of the worker since its start
     reports: tuple[Message, ...] = ()  # from a sub-server: of the workers whose mean this is
+    digest: int = 0  # of the model of a worker that joins
+    checkpoint: int = 0  # which the worker's own state is to be kept with, or to be taken from
+    is_refused: bool = False  # the run does not begin
     text: str = ""  # of a failure
     vector: Vector = EMPTY  # gradients or weights
 

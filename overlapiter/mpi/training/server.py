@@ -139,7 +139,7 @@ class Server:
         self._marks = dict.fromkeys(self._attendance.present, number)
         for i, (worker, message) in enumerate(self.outbox):
             if message.kind is Kind.GO:
-                marked = message._replace(position=self._marks.pop(worker, 0))
+                marked = message._replace(checkpoint=self._marks.pop(worker, 0))
                 self.outbox[i] = worker, marked
 
     # --- how it stands ------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class Server:
     def _join(self, message: Message) -> None:
         worker = message.origin
         n, digest = self._side.weights.size, digest_of(self._model)
-        if (message.n_examples, message.position) != (n, digest):
+        if (message.n_examples, message.digest) != (n, digest):
             self.fail(
                 f"rank {worker} has built another model than the server: {message.n_examples:,} "
                 f"parameters instead of {n:,}, or others; build_model() must build the same on "
@@ -179,7 +179,7 @@ class Server:
         self._parked.pop(worker, None)
         self._queue.give_back(worker)
         begin = Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
-        self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
+        self._send(worker, begin._replace(checkpoint=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
         """Apply what a worker or a group has sent; a group that has lost one begins anew."""
@@ -213,7 +213,7 @@ class Server:
             self._told_to_stop.add(worker)
             message = Message(Kind.STOP, text=str(self.failure or ""))
         elif message.kind is Kind.GO:
-            message = message._replace(position=self._marks.pop(worker, 0))
+            message = message._replace(checkpoint=self._marks.pop(worker, 0))
         self.outbox.append((worker, message._replace(origin=worker)))
 
     # --- work for workers ---------------------------------------------------------------------

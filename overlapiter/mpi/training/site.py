@@ -82,9 +82,9 @@ class Site:
                     with trace.span("send", "mpi", None, to=worker):
                         self._send(mail, worker, message)
                 server.outbox.clear()
-            self._stop(mail, server.lost, str(server.failure or ""))  # one may come back yet
+            self._stop(mail, server.lost, text=str(server.failure or ""))  # one may come back yet
         except BaseException as error:
-            self._stop(mail, self._workers, f"the server has failed: {error!r}")
+            self._stop(mail, self._workers, text=f"the server has failed: {error!r}")
             raise
         finally:
             mail.close(server.lost)
@@ -93,16 +93,16 @@ class Site:
     def _send(self, mail: Mail | Post, worker: int, message: Message) -> None:
         mail.send(self._ways.get(worker, worker), message)
 
-    def _stop(self, mail: Mail | Post, workers: Iterable[int], why: str, refused: int = 0) -> None:
+    def _stop(self, mail: Mail | Post, workers: Iterable[int], **facts: Any) -> None:
         """Tell workers that the run is over; a sub-server waits for that of each of its group."""
         for worker in workers:
-            self._send(mail, worker, Message(Kind.STOP, worker, position=refused, text=why))
+            self._send(mail, worker, Message(Kind.STOP, worker, **facts))
 
     def _turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""
         post = Post(self._comm, [])
-        why = str(error) or "the server has failed"
-        self._stop(post, self._workers, why, refused=isinstance(error, OptionError))
+        text, is_refused = str(error) or "the server has failed", isinstance(error, OptionError)
+        self._stop(post, self._workers, text=text, is_refused=is_refused)
         post.close()
 
     # --- lost ranks ---------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class ServerLostError(StoppedError):
 
 def stopped_by(message: Message) -> StoppedError:
     """Return what is raised on a message that ends the run."""
-    return (RefusedError if message.position else StoppedError)(message.text)
+    return (RefusedError if message.is_refused else StoppedError)(message.text)
 
 
 def reason_of(error: BaseException) -> str:
@@ -100,7 +100,7 @@ class Worker:
             TrainingError: It cannot go on here.
         """
         weights = self._model.weights()
-        join = Message(Kind.JOIN, n_examples=weights.size, position=digest_of(self._model))
+        join = Message(Kind.JOIN, n_examples=weights.size, digest=digest_of(self._model))
         try:
             self._again(lambda: self._exchange(join))
             while True:
@@ -206,15 +206,15 @@ class Worker:
         if reply.kind is Kind.BEGIN:
             self._begin(reply)
             raise _BegunError
-        self._mark = reply.position or self._mark
+        self._mark = reply.checkpoint or self._mark
         self._reader.ask(reply.leases)
         return reply
 
     def _begin(self, reply: Message) -> None:
         """Begin with the server's weights, whatever was before."""
         self._side.begin(reply.vector)
-        if reply.position and self._states is not None:
-            state = self._states.read(reply.position)
+        if reply.checkpoint and self._states is not None:
+            state = self._states.read(reply.checkpoint)
             if state is not None:
                 self._side.load_state(state)
         self._reader.leases.clear()
