@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .job import Job
 from .messages import Message
-from .settings import Settings, is_better
+from .settings import is_better
 
 #: The record of an epoch, with the keys of ``history.json``.
 Record = dict[str, Any]
@@ -25,8 +26,7 @@ NO_MEASURES = {
 class Epochs:
     """Counts what the workers report, makes records of it, and says when the run is to stop.
 
-    ``on_record`` is called with each record that is complete, and a true answer stops the run;
-    ``on_progress`` with how many more examples are trained on.
+    ``on_record`` is called with each record that is complete; a true answer stops the run.
 
     Attributes:
         records: One for each epoch that is trained and validated.
@@ -35,19 +35,13 @@ class Epochs:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        measure_names: Sequence[str],
-        *,
-        is_validating: bool,
-        on_record: Callable[[Record], object],
-        on_progress: Callable[[int], None],
+        self, job: Job, measure_names: Sequence[str], on_record: Callable[[Record], object]
     ) -> None:
-        self._settings = settings
+        self._job = job
+        self._settings = job.settings
         self._names = measure_names
-        self.is_validating = is_validating
+        self.is_validating = bool(job.plan.val_pieces)
         self._on_record = on_record
-        self._on_progress = on_progress
         self.records: list[Record] = []
         self.current = 1
         self.reason_to_stop = ""
@@ -79,7 +73,7 @@ class Epochs:
         self._sums[epoch] = sums + self._sums.get(epoch, 0.0)
         self._n_examples[epoch] = self._n_examples.get(epoch, 0) + message.n_examples
         self._monitors[message.origin] = message.memory_bytes, message.cpu_ms
-        self._on_progress(message.n_examples)
+        self._job.listener.progress(message.n_examples, self._job.plan.n_examples)
 
     def trained(self, n_updates: int, n_workers: int) -> None:
         """Note that all examples of the current epoch were trained on."""

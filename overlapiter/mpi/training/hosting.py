@@ -79,7 +79,7 @@ class Host:
         self._clock.look(self._alive_at)
         if not self._validation.is_taken(SERVER):
             self._note_validation()
-        self._outputs.alive()
+        self._job.listener.alive()
 
     def is_alive(self) -> bool:
         """Return whether the main thread has gone on lately; a callback, say, may hang."""
@@ -92,7 +92,7 @@ class Host:
             KeyboardInterrupt: A rank is interrupted, and with it the run.
         """
         if message.kind is Kind.INTERRUPTED:
-            self._job.say(f"rank {message.origin} is interrupted")
+            self._job.listener.say(f"rank {message.origin} is interrupted")
             raise KeyboardInterrupt
         self.alive()
         with self._interrupts.whole():
@@ -162,7 +162,7 @@ class Host:
             if is_whole:
                 self.checkpoint()
             where = "here" if is_whole else "its last checkpoint"
-            self._job.say(f"interrupted; the same command goes on from {where}")
+            self._job.listener.say(f"interrupted; the same command goes on from {where}")
 
     def _close(self, *, is_over: bool) -> None:
         self._validation.close()

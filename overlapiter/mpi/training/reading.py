@@ -86,7 +86,7 @@ class Pieces:
         """Say something once, however often it happens."""
         if text not in self._said:
             self._said.add(text)
-            self._job.say(text)
+            self._job.listener.say(text)
 
     def _begin_staging(self) -> None:
         """Open the staging directory that OverlapIterator uses, too, in the thread that reads."""

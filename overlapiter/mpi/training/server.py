@@ -64,7 +64,7 @@ class Server:
         self._epochs = epochs
         self._inline = inline
         self._trace = job.trace
-        self._say = job.say
+        self._say = job.listener.say
         # Sub-servers look after their workers themselves; only their own silence is left.
         timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds)

@@ -179,7 +179,7 @@ class Worker:
             states.write(self._mark, self._side.state())
         except OSError as error:
             self._states = None
-            self._job.say(f"its own state is not kept beside checkpoints ({error})")
+            self._job.listener.say(f"its own state is not kept beside checkpoints ({error})")
 
     def _ask(self) -> None:
         """Ask for work, and wait until there is some."""
