@@ -47,21 +47,13 @@ _MOST_DRAINED_BYTES = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class PeersPlan:
-    """The nodes of a job, as its workers know them.
+    """The nodes of a job, as its workers know them."""
 
-    Attributes:
-        own: The number of this node.
-        nodes: For each node the addresses of its servers, one for each of its ranks.
-        rank: The number of this rank; ranks spread over the servers of a node by it.
-        secret: Of the job.
-        since: When the job began, in seconds: what was staged later has been compared.
-    """
-
-    own: int
-    nodes: tuple[tuple[Address, ...], ...]
-    rank: int
-    secret: bytes = dataclasses.field(repr=False)
-    since: int
+    own: int  # the number of this node
+    nodes: tuple[tuple[Address, ...], ...]  # the servers of each node, one for each of its ranks
+    rank: int  # of this process; ranks spread over the servers of a node by it
+    secret: bytes = dataclasses.field(repr=False)  # of the job
+    since: int  # when the job began, in seconds: what was staged later has been compared
 
 
 class PeerFile:
@@ -93,25 +85,15 @@ class PeerFile:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class _Want:
-    """A file that is wanted from peers.
+    """A file that is wanted from peers."""
 
-    Attributes:
-        name: Its path below the source root.
-        holders: Which nodes may have it.
-        take: Takes it.
-        left: The holders that were not asked.
-        is_first: Whether the first holder is asked, the only one that is waited for.
-        begun: When the holder that is asked had it to answer.
-        deadline: Until when that holder may be about to have it.
-    """
-
-    name: bytes
+    name: bytes  # its path below the source root
     holders: Holders
     take: Take
-    left: Iterator[int]
-    is_first: bool = False
-    begun: float = 0.0
-    deadline: float = 0.0
+    left: Iterator[int]  # the holders that were not asked
+    is_first: bool = False  # whether the first holder is asked, the only one that is waited for
+    begun: float = 0.0  # when the holder that is asked had it to answer
+    deadline: float = 0.0  # until when that holder may be about to have it
 
 
 class Peers:

@@ -97,23 +97,14 @@ class Placement:
 
 
 class Sharing(NamedTuple):
-    """What the nodes of a job hold for each other, seen from one of them.
+    """What the nodes of a job hold for each other, seen from one of them."""
 
-    Attributes:
-        own: The number of this node.
-        first: For each example its first holder, or NOWHERE.
-        nodes: By epoch, for each example the nodes that may hold it; see `Placement.holders`.
-        since: For each example the position from which on its first holder may have it.
-        length: Examples that a rank reads in an epoch.
-        served: By epoch, what others read from this node.
-    """
-
-    own: int
-    first: Nodes
-    nodes: dict[int, Nodes]
-    since: NDArray[np.int64]
-    length: int
-    served: dict[int, Served]
+    own: int  # the number of this node
+    first: Nodes  # for each example its first holder, or NOWHERE
+    nodes: dict[int, Nodes]  # by epoch, who may hold each example; see `Placement.holders`
+    since: NDArray[np.int64]  # for each example from which position on its first holder may have it
+    length: int  # examples that a rank reads in an epoch
+    served: dict[int, Served]  # by epoch, what others read from this node
 
     def is_elsewhere(self) -> NDArray[np.bool_]:
         """Return for each example whether another node is its first holder."""

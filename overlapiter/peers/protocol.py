@@ -41,17 +41,10 @@ ABSENT, THERE, FRESH = range(3)
 
 
 class Record(NamedTuple):
-    """What a server says of a file.
+    """What a server says of a file; mtime and checksum as in the extent of the copy."""
 
-    Attributes:
-        state: ABSENT, THERE or FRESH.
-        size: Bytes that follow.
-        mtime: As in the extent of the copy.
-        checksum: As in the extent of the copy.
-    """
-
-    state: int
-    size: int = 0
+    state: int  # ABSENT, THERE or FRESH
+    size: int = 0  # bytes that follow
     mtime: int = 0
     checksum: int = 0
 

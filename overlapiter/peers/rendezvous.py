@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from overlapiter.agreement import Communicator, allgather
@@ -26,17 +26,11 @@ T = TypeVar("T")
 
 
 class Joined(NamedTuple):
-    """What a rank has after the rendezvous.
+    """What a rank has after the rendezvous."""
 
-    Attributes:
-        plan: For its workers.
-        node_of_rank: The number of each rank's node.
-        listener: Where other nodes come; the caller's.
-    """
-
-    plan: PeersPlan
-    node_of_rank: tuple[int, ...]
-    listener: socket.socket
+    plan: PeersPlan  # for its workers
+    node_of_rank: tuple[int, ...]  # the number of each rank's node
+    listener: socket.socket  # where other nodes come; the caller's
 
 
 def communicator_of(peers: object, rank: int, size: int) -> Communicator:
@@ -106,9 +100,12 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         for listener in listeners:
             listener.close()
         raise
+    servers: list[list[Address]] = [[] for _ in names]
+    for node, ((at, port), _) in zip(node_of_rank, offers, strict=True):
+        servers[node].append((at, port))  # a directory gives lists back
     plan = PeersPlan(
         own=node_of_rank[rank],
-        nodes=_servers(node_of_rank, [address for address, _ in offers]),
+        nodes=tuple(map(tuple, servers)),
         rank=rank,
         secret=bytes.fromhex(offers[0][1]),
         since=int(time.time()),
@@ -155,13 +152,3 @@ def _listener(address: str) -> socket.socket:
             f"no server can listen at {address} ({error.strerror}); name an interface of "
             f"{socket.gethostname()}, or an address of it",
         ) from error
-
-
-def _servers(
-    node_of_rank: Sequence[int], addresses: Sequence[Address]
-) -> tuple[tuple[Address, ...], ...]:
-    """Return the addresses of each node's servers."""
-    by_node: list[list[Address]] = [[] for _ in range(max(node_of_rank) + 1)]
-    for node, (host, port) in zip(node_of_rank, addresses, strict=True):
-        by_node[node].append((host, port))
-    return tuple(map(tuple, by_node))

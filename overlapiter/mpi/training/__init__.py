@@ -4,7 +4,7 @@
 
     run          what the user calls: settings, model and files → a run on one or many processes
     job          what server and workers are made of       plan        what all ranks know
-    ranks        one rank of an MPI job                    site        all ranks, for the server
+    ranks        one rank of an MPI job                    site        rank 0: server and ranks
     server       what the server does with a message       hosting     its process: threads, files
     worker       the training loop of a worker             reading     its input, in a thread
     leases       which examples are whose                  epochs      what is known of an epoch

@@ -1,12 +1,12 @@
 """How workers and server train one model together: Downpour, EASGD and GEM. Pure.
 
 Each algorithm is two halves that exchange vectors. The worker takes local steps, and every
-``sync_every`` of them it has a message for the server; the server applies it to its weights, the
-centre, and has a reply for it, or in synchronous mode later one for each worker that waits::
+``sync_every`` of them it has a message for the server; the server applies it, or in synchronous
+mode the mean of those of several workers, to its weights, the centre, and has a reply for it::
 
-    message = worker.step(gradient)         # None until a message is due
-    replies = server.apply(message, rank)   # {rank: reply}
-    worker.receive(replies[rank])           # then worker.weights is where to go on
+    message = worker.step(gradient)   # None until a message is due
+    reply = server.apply(message)
+    worker.receive(reply)             # then worker.weights is where to go on
 
 All vectors are flat, float32, of one length: first the weights, then the persistent state, such as
 the statistics of BatchNormalization, which has ``n_state`` values. Where gradients travel, the
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import TypeVar
 
 import numpy as np
 
@@ -28,6 +29,8 @@ from overlapiter.objective import EMPTY, Vector
 
 from .optimizers import ServerOptimizer, State
 from .settings import Settings
+
+T = TypeVar("T")
 
 _TINY = np.finfo(np.float32).tiny
 #: The momentum of GEM, and what keeps its divisor from being 0, as published.
@@ -49,20 +52,11 @@ class _Half:
 
     def __init__(self, settings: Settings, n_workers: int, n_state: int, means: str) -> None:
         name, rate = settings.optimizer, settings.learning_rate
-        self._optimizer = ServerOptimizer(name, rate, momentum=settings.momentum, means=means)
+        self.optimizer = ServerOptimizer(name, rate, momentum=settings.momentum, means=means)
         self._settings = settings
         self._n_workers = n_workers
         self._n_state = n_state
         self.weights: Vector = EMPTY
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the optimizer; a schedule sets it."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
 
     def begin(self, weights: Vector) -> None:
         """Start from weights; copies them."""
@@ -75,13 +69,13 @@ class _Half:
 
     def state(self) -> State:
         """Return a copy of what :meth:`load_state` needs to go on exactly."""
-        state: State = {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        state: State = {f"optimizer.{k}": v for k, v in self.optimizer.state().items()}
         return state | {name: copy.copy(getattr(self, name)) for name in self._kept}
 
     def load_state(self, state: State) -> None:
         """Go on from what :meth:`state` returned."""
         prefix = "optimizer."
-        self._optimizer.load_state(
+        self.optimizer.load_state(
             {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         )
         for name in self._kept:
@@ -112,7 +106,7 @@ class WorkerSide(_Half):
         """
         weights, state = self._split(self.weights)
         change, state_after = self._split(gradient)
-        self._optimizer.update(weights, change)
+        self.optimizer.update(weights, change)
         state[:] = state_after
         self.n_steps += 1
         return self.flush() if self.n_steps == self._settings.sync_every else None
@@ -146,25 +140,12 @@ class ServerSide(_Half):
     _kept = ("weights", "n_updates")
     n_updates = 0
 
-    def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        """Apply a message.
+    def apply(self, message: Vector) -> Vector:
+        """Apply a message and return the reply; the next call may change that."""
+        return self._apply(message) if len(message) else self.weights
 
-        Returns:
-            The replies that are due now, by rank; views of :attr:`weights` or of a buffer that the
-            next call changes, so copy or send them before. In synchronous mode there is none until
-            the quorum is there, and then one for each worker that waits.
-        """
-        return self._apply(message, rank) if len(message) else {rank: self.weights}
-
-    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+    def _apply(self, message: Vector) -> Vector:
         raise NotImplementedError
-
-    def set_workers(self, _n: int) -> dict[int, Vector]:
-        """Say how many workers take part now; return the replies that are due."""
-        return {}
-
-    def forget(self, rank: int) -> None:
-        """Drop the waiting message of a worker that is gone, if there is one."""
 
     def _pull_state(self, message: Vector) -> None:
         """Move the persistent state towards that of one of the workers."""
@@ -217,54 +198,34 @@ class DownpourWorker(WorkerSide):
 class DownpourServer(ServerSide):
     """Applies each gradient by its optimizer as it comes, and replies with the new weights."""
 
-    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        self._update(message)
-        self._pull_state(message)
-        return {rank: self.weights}
-
-    def _update(self, message: Vector) -> None:
-        self._optimizer.update(self._split(self.weights)[0], self._split(message)[0])
+    def _apply(self, message: Vector) -> Vector:
+        self.optimizer.update(self._split(self.weights)[0], self._split(message)[0])
         self.n_updates += 1
+        self._pull_state(message)
+        return self.weights
 
 
 class SynchronousServer(DownpourServer):
-    """Waits for a quorum of the workers and applies the mean of their gradients.
+    """Takes means of what workers send, and those of their persistent states for its own."""
 
-    A message that comes after its quorum belongs to the next mean, so no gradient is lost. The mean
-    is taken in the order of the ranks, whatever the order of arrival. Messages that still wait are
-    not part of :meth:`state`: what they were computed on is trained on again.
+    def _pull_state(self, message: Vector) -> None:
+        self._split(self.weights)[1][:] = self._split(message)[1]
+
+
+def take_quorum(waiting: dict[int, T], share: float, n_workers: int) -> list[T]:
+    """Take out what waits, by the ranks of workers, once it is that of a share of the workers.
+
+    What comes after its quorum waits for the next one, so no gradient is lost.
+
+    Returns:
+        It in the order of the ranks, whatever the order of arrival; nothing before.
     """
-
-    def __init__(self, settings: Settings, n_workers: int, n_state: int, means: str) -> None:
-        super().__init__(settings, n_workers, n_state, means)
-        self._n_present = n_workers
-        self._waiting: dict[int, Vector] = {}
-
-    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        self._waiting[rank] = message.copy()
-        return self._due()
-
-    def set_workers(self, n: int) -> dict[int, Vector]:
-        """Say how many workers take part now; return the replies that are due."""
-        self._n_present = n
-        return self._due()
-
-    def forget(self, rank: int) -> None:
-        """Drop the waiting message of a worker that is gone, if there is one."""
-        self._waiting.pop(rank, None)
-
-    def _due(self) -> dict[int, Vector]:
-        """Apply the mean if the quorum is there."""
-        # Less than 1e-6 of a worker is the rounding of the share.
-        needed = max(1, math.ceil(self._settings.quorum * self._n_present - 1e-6))
-        if len(self._waiting) < needed:
-            return {}
-        ranks = sorted(self._waiting)
-        mean = mean_of([self._waiting[rank] for rank in ranks])
-        self._update(mean)
-        self._split(self.weights)[1][:] = self._split(mean)[1]
-        self._waiting.clear()
-        return dict.fromkeys(ranks, self.weights)
+    # Less than 1e-6 of a worker is the rounding of the share.
+    if len(waiting) < max(1, math.ceil(share * n_workers - 1e-6)):
+        return []
+    ready = [waiting[rank] for rank in sorted(waiting)]
+    waiting.clear()
+    return ready
 
 
 def mean_of(vectors: list[Vector]) -> Vector:
@@ -300,12 +261,12 @@ class EasgdServer(ServerSide):
     alpha stays what it was at the start when workers leave: both halves must use the same.
     """
 
-    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+    def _apply(self, message: Vector) -> Vector:
         alpha = np.float32(self._settings.beta / self._n_workers)
         force = alpha * (message - self.weights)
         self.weights += force
         self.n_updates += 1
-        return {rank: force}
+        return force
 
 
 # --- GEM ----------------------------------------------------------------------------------------
@@ -362,25 +323,21 @@ class GemWorker(WorkerSide):
 class GemServer(ServerSide):
     """Adds what the workers send, since they have scaled it for the centre that they asked for."""
 
-    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+    def _apply(self, message: Vector) -> Vector:
         centre, there = self._split(self.weights)[0], self._split(message)[0]
         centre += there
         self._pull_state(message)
         self.n_updates += 1
-        return {rank: EMPTY}
+        return EMPTY
 
 
 # --- which one ----------------------------------------------------------------------------------
 
 
 def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> WorkerSide:
-    """Return a worker's half of the algorithm.
+    """Return a worker's half of the algorithm; see :class:`_Half` for the arguments.
 
-    Args:
-        settings: Which one, and its numbers. The optimizer makes the local steps, which Downpour
-            does only where ``sync_every`` is above 1.
-        n_workers: The number of all workers at the start.
-        n_state: The number of values of persistent state.
+    The optimizer makes the local steps, which Downpour does only where ``sync_every`` is above 1.
     """
     is_stepping = settings.algorithm != "downpour" or settings.sync_every > 1
     means = "auto" if is_stepping else "numpy"
@@ -389,7 +346,7 @@ def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> Wo
 
 
 def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> ServerSide:
-    """Return the server's half of the algorithm; the arguments are those of the worker's.
+    """Return the server's half of the algorithm; see :class:`_Half` for the arguments.
 
     The optimizer applies the gradients of Downpour; the others need none.
     """

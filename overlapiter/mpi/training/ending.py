@@ -119,7 +119,7 @@ def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
         TrainingError: Some have not come; or, as a ServerLostError, rank 0 is dead.
     """
     from .meeting import meet, words_of
-    from .worker import StoppedError, server_lost
+    from .worker import ServerLostError, StoppedError
 
     if is_tolerant():
         _register()
@@ -133,7 +133,7 @@ def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
         error = StoppedError if comm.rank else TrainingError
         raise error(f"{words_of(missing)} did not start in {limit_seconds:g} s; start again")
     if not processes:
-        raise server_lost(0, "its process has ended")
+        raise ServerLostError(0, "its process has ended")
     if is_world(comm):
         own.processes = processes
     return processes

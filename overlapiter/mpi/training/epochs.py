@@ -8,9 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .messages import Doubles, Message
-from .settings import Settings, check_target, is_better
+from .job import Job
+from .messages import Message
+from .settings import is_better
 
 #: The record of an epoch, with the keys of ``history.json``.
 Record = dict[str, Any]
@@ -24,8 +26,7 @@ NO_MEASURES = {
 class Epochs:
     """Counts what the workers report, makes records of it, and says when the run is to stop.
 
-    ``on_record`` is called with each record that is complete, and a true answer stops the run;
-    ``on_progress`` with how many more examples are trained on.
+    ``on_record`` is called with each record that is complete; a true answer stops the run.
 
     Attributes:
         records: One for each epoch that is trained and validated.
@@ -34,23 +35,17 @@ class Epochs:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        measure_names: Sequence[str],
-        *,
-        is_validating: bool,
-        on_record: Callable[[Record], object],
-        on_progress: Callable[[int], None],
+        self, job: Job, measure_names: Sequence[str], on_record: Callable[[Record], object]
     ) -> None:
-        self._settings = settings
+        self._job = job
+        self._settings = job.settings
         self._names = measure_names
-        self.is_validating = is_validating
+        self.is_validating = bool(job.plan.val_pieces)
         self._on_record = on_record
-        self._on_progress = on_progress
         self.records: list[Record] = []
         self.current = 1
         self.reason_to_stop = ""
-        self._sums: dict[int, Doubles] = {}
+        self._sums: dict[int, NDArray[np.float64]] = {}
         self._n_examples: dict[int, int] = {}
         self._open: dict[int, Record] = {}  # trained, and not validated
         self._monitors: dict[int, tuple[int, int]] = {}
@@ -74,11 +69,11 @@ class Epochs:
 
     def note(self, message: Message) -> None:
         """Count what a worker has trained on."""
-        epoch, sums = message.epoch, message.doubles
-        self._sums[epoch] = self._sums.get(epoch, 0) + sums
+        epoch, sums = message.epoch, np.array(message.sums)
+        self._sums[epoch] = sums + self._sums.get(epoch, 0.0)
         self._n_examples[epoch] = self._n_examples.get(epoch, 0) + message.n_examples
         self._monitors[message.origin] = message.memory_bytes, message.cpu_ms
-        self._on_progress(message.n_examples)
+        self._job.listener.progress(message.n_examples, self._job.plan.n_examples)
 
     def trained(self, n_updates: int, n_workers: int) -> None:
         """Note that all examples of the current epoch were trained on."""
@@ -102,12 +97,12 @@ class Epochs:
         else:
             self._complete(record)
 
-    def validated(self, epoch: int, means: Doubles) -> None:
+    def validated(self, epoch: int, means: Sequence[float]) -> None:
         """Complete the record of an epoch by what its validation has given."""
         if self.reason_to_stop:  # by an earlier epoch, meanwhile
             return
         record = self._open.pop(epoch)
-        values = zip(self._names, means.tolist(), strict=True)
+        values = zip(self._names, means, strict=True)
         self._complete(record | {f"val_{name}": value for name, value in values})
 
     def _complete(self, record: Record) -> None:
@@ -119,12 +114,11 @@ class Epochs:
     def _reason_by_records(self) -> str:
         if not self.records:
             return ""
-        target = check_target(self._settings.target, self._settings.monitored)
-        if target is not None:
-            name, goal = target
+        if goal := self._settings.goal():
+            name, target = goal
             value = self.records[-1].get(name, math.nan)
-            if value == goal or is_better(name, value, goal):
-                return f"{name} has reached {value:.4g}, the target being {goal:.4g}"
+            if value == target or is_better(name, value, target):
+                return f"{name} has reached {value:.4g}, the target being {target:.4g}"
         name = self._settings.early_stopping
         values = [record[name] for record in self.records if name in record]
         best = 0

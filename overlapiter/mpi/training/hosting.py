@@ -13,6 +13,7 @@ from .interrupts import Interrupts
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message
+from .model import words_of_bad
 from .outputs import Outputs
 from .server import Server
 from .silence import PATIENCE, AwakeClock
@@ -20,6 +21,8 @@ from .validation import SERVER, Evaluator, Validation, ValidationThread
 
 #: How long a piece may be validated yet when a run is cut short.
 _JOIN_SECONDS = 5.0
+#: How often to look at a validation that the one worker waits for.
+_LOOK_SECONDS = 0.01
 
 
 class Host:
@@ -41,17 +44,15 @@ class Host:
         weights = self.model.weights()
         if not weights.size:
             raise TrainingError("the model has no parameters; see what build_model() returns")
-        bad = self.model.names_of_bad()
-        if bad:
-            words = ", ".join(bad[:3])
-            raise TrainingError(f"these parameters of the new model are not finite: {words}")
+        if words := words_of_bad(self.model):
+            raise TrainingError(f"of the new model {words}")
         n_workers = settings.masters or plan.n_workers
         self._side = make_server_side(settings, n_workers, self.model.n_state)
         self._side.begin(weights)
         self._queue = LeaseQueue(
             plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
         )
-        self._validation = Validation(len(plan.val_pieces))
+        self._validation = Validation(plan.val_pieces)
         self._epochs = outputs.epochs(self.model)
         number = outputs.restore(self._side, self._queue, self._validation)
         self._inline: Evaluator | None = None
@@ -78,7 +79,7 @@ class Host:
         self._clock.look(self._alive_at)
         if not self._validation.is_taken(SERVER):
             self._note_validation()
-        self._outputs.alive()
+        self._job.listener.alive()
 
     def is_alive(self) -> bool:
         """Return whether the main thread has gone on lately; a callback, say, may hang."""
@@ -91,18 +92,12 @@ class Host:
             KeyboardInterrupt: A rank is interrupted, and with it the run.
         """
         if message.kind is Kind.INTERRUPTED:
-            self._job.say(f"rank {message.origin} is interrupted")
+            self._job.listener.say(f"rank {message.origin} is interrupted")
             raise KeyboardInterrupt
         self.alive()
         with self._interrupts.whole():
             self.server.receive(message)
-        self._after(is_report=bool(message.n_examples) or message.kind is Kind.GROUP)
-
-    def lose(self, worker: int, reason: str) -> None:
-        """Tell the server that a worker is gone."""
-        with self._interrupts.whole():
-            self.server.lose(worker, reason)
-        self._after()
+        self._after(is_report=bool(message.n_examples or message.reports))
 
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""
@@ -117,10 +112,16 @@ class Host:
             self.server.tick()
         self._after()
 
-    def pause(self, seconds: float) -> None:
-        """Wait for a while, or until the validation has something new."""
-        with self._validation.changed:
-            self._validation.changed.wait(seconds)
+    def answer(self, message: Message) -> Message:
+        """Give the server a message of the one worker, which is here; return the reply. Blocks."""
+        self.receive(message)
+        while not self.server.outbox:  # the validation in another thread is waited for
+            with self._validation.changed:
+                self._validation.changed.wait(_LOOK_SECONDS)
+            self.tick()
+        ((_, reply),) = self.server.outbox
+        self.server.outbox.clear()
+        return reply
 
     def _after(self, *, is_report: bool = False) -> None:
         if self.server.failure:
@@ -137,7 +138,9 @@ class Host:
         self.server.mark(self._outputs.write_checkpoint(*parts))
 
     def finish(self) -> list[Record]:
-        """Write what a run that came to its end leaves behind; return the records of its epochs."""
+        """Write what the run leaves behind, and return its records; raise what it has failed by."""
+        if self.server.failure:
+            raise self.server.failure
         self.checkpoint()
         return self._outputs.finish(self.model, self._side.weights)
 
@@ -159,7 +162,7 @@ class Host:
             if is_whole:
                 self.checkpoint()
             where = "here" if is_whole else "its last checkpoint"
-            self._job.say(f"interrupted; the same command goes on from {where}")
+            self._job.listener.say(f"interrupted; the same command goes on from {where}")
 
     def _close(self, *, is_over: bool) -> None:
         self._validation.close()

@@ -25,13 +25,13 @@ from .settings import Settings, comment
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Settings, model and data of a run; ``say`` takes what the user should know."""
+    """Settings, model and data of a run, and what shows how it goes on."""
 
     settings: Settings
     build: Builder
     source: Source
     plan: Plan
-    say: Callable[[str], None]
+    listener: NoListener
     trace: Tracing
 
     def model(self) -> Model:
@@ -124,7 +124,7 @@ class Preparation:
         source, build = Source(self.settings), builder_from(self.model)
         if self.of_model:
             build = functools.partial(build, **self.of_model)
-        return Job(self.settings, build, source, plan, self.listener.say, trace)
+        return Job(self.settings, build, source, plan, self.listener, trace)
 
 
 @contextlib.contextmanager

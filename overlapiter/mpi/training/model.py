@@ -72,6 +72,12 @@ def digest_of(model: Model) -> int:
     return zlib.crc32(model.layout.encode())
 
 
+def words_of_bad(model: Model) -> str:
+    """Return which parameters are not finite, as a part of a sentence; empty if all are."""
+    names = ", ".join(model.names_of_bad()[:3])
+    return f"these parameters are not finite: {names}" if names else ""
+
+
 #: The class in ``overlapiter.FRAMEWORK.model`` for a model's base class.
 _ADAPTERS = {"chainer.Link": "ChainerModel", "torch.Module": "TorchModel"}
 

@@ -46,12 +46,13 @@ class Outputs:
 
     def __init__(self, job: Job, preparation: Preparation) -> None:
         self._job = job
-        self._listener = preparation.listener
+        self._listener = job.listener
         self._on_epoch = preparation.on_epoch
         self._out = job.settings.out
         settings = {name: each for name, each in vars(job.settings).items() if name not in _FREE}
         settings |= {f"model.{name}": each for name, each in preparation.of_model.items()}
-        facts = {"settings": settings, "plan": job.plan.facts()}
+        plan = {"pieces": job.plan.train_pieces, "files": job.plan.train_paths}
+        facts = {"settings": settings, "plan": plan}
         self._facts: dict[str, Any] = json.loads(json.dumps(facts, default=_plain))  # as when read
         try:
             os.makedirs(self._out, exist_ok=True)
@@ -68,19 +69,8 @@ class Outputs:
 
     def epochs(self, model: Model) -> Epochs:
         """Return what counts the examples of this run, to be called once."""
-        total = self._job.plan.n_examples
-        self._epochs = Epochs(
-            self._job.settings,
-            model.measure_names,
-            is_validating=bool(self._job.plan.val_pieces),
-            on_record=self._record,
-            on_progress=lambda n: self._listener.progress(n, total),
-        )
+        self._epochs = Epochs(self._job, model.measure_names, self._record)
         return self._epochs
-
-    def alive(self) -> None:
-        """Tell the listener that the server works."""
-        self._listener.alive()
 
     def _record(self, record: Record) -> object:
         self._write_history()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from overlapiter.errors import TrainingError
 
@@ -33,13 +32,6 @@ class Plan:
     def n_examples(self) -> int:
         """How many examples an epoch has."""
         return sum(map(len, self.train_pieces))
-
-    def facts(self) -> dict[str, Any]:
-        """Return what must be the same when a run is resumed."""
-        return {
-            "pieces": [list(piece) for piece in self.train_pieces],
-            "files": [*self.train_paths],
-        }
 
 
 def make_plan(

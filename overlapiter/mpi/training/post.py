@@ -23,7 +23,7 @@ from overlapiter.tracing import OFF, Tracing
 from .ending import die_if_tolerant
 from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
 from .silence import Watch
-from .worker import reason_of, server_lost
+from .worker import ServerLostError, reason_of
 
 _TAG = 17
 #: Pauses between looks: from the first, doubling, up to the second.
@@ -33,12 +33,11 @@ _FLUSH_SECONDS = 10.0
 
 
 class Arrival(NamedTuple):
-    """Something has come from a peer: a message, or that it is taken for dead."""
+    """What has come from a peer; LOST if it is taken for dead."""
 
     rank: int
-    message: Message | None  # its arrays live until Post.release
+    message: Message  # its vector lives until Post.release
     buffer: Buffer
-    reason: str = ""  # why the peer is taken for dead
 
 
 class Post:
@@ -103,7 +102,7 @@ class Post:
         self._look_after_server()
         arrivals = []
         for arrival in self._look_at_receiving():
-            kind = None if arrival.message is None else arrival.message.kind
+            kind = arrival.message.kind
             if arrival.rank == self._server and self._watch is not None:
                 self._watch.hear()
             if kind is Kind.PING and self._is_alive():
@@ -143,7 +142,8 @@ class Post:
                     del self._receiving[peer]
                     with contextlib.suppress(MPI.Exception):
                         request.Cancel()  # what lives yet must not write to the buffer
-                    arrivals.append(Arrival(peer, None, buffer, self._dead[peer]))
+                    lost = Message(Kind.LOST, peer, text=self._dead[peer])
+                    arrivals.append(Arrival(peer, lost, self._buffer()))
                 elif has_come:
                     n_bytes = status.Get_count(MPI.BYTE)
                     self._listen(peer)
@@ -260,9 +260,10 @@ class ServerConnection:
             while not (arrivals := self._post.look()):
                 pass
         (self._last,) = arrivals
-        if self._last.message is None:
-            raise server_lost(self._server, self._last.reason)
-        return self._last.message
+        reply = self._last.message
+        if reply.kind is Kind.LOST:
+            raise ServerLostError(self._server, reply.text)
+        return reply
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Tell the server why this worker cannot go on.
@@ -277,6 +278,6 @@ class ServerConnection:
 
     def close(self) -> None:
         """Wait until the last message has left, unless the server has ended the run."""
-        last = None if self._last is None else self._last.message
-        is_over = last is not None and last.kind is Kind.STOP  # it may receive nothing more
+        # It may receive nothing more.
+        is_over = self._last is not None and self._last.message.kind is Kind.STOP
         self._post.close([self._server] if is_over else [])

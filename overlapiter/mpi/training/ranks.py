@@ -9,40 +9,32 @@ from typing import Any
 
 from mpi4py import MPI
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.tracing import Tracing
 
 from .ending import (
     Process,
-    die_if_tolerant,
     expect_end,
     is_command,
     is_world,
     start_together,
 )
 from .epochs import Record
-from .hosting import Host
 from .job import Preparation, begin_tracing
 from .meeting import send_later
 from .messages import Kind, Message, buffer_bytes
-from .outputs import Outputs
 from .plan import Plan, groups_of
 from .post import Mail, Post, ServerConnection, mpi_reason
 from .silence import PATIENCE, Watch
 from .site import Site, end_server, signs_of_server
-from .submaster import SubServer
+from .submaster import SubServer, end_group
 from .worker import (
-    DesertedError,
     RefusedError,
     ServerLostError,
     StoppedError,
     Worker,
-    reason_of,
-    server_lost,
 )
 
-#: How often the server looks around when no message comes, or besides.
-_LOOK_SECONDS = 0.02
 #: Between two looks for a message.
 _PAUSE_SECONDS = 20e-6
 _PLAN_TAG = 15
@@ -80,8 +72,7 @@ def _train(
     name = "worker" if comm.rank else "server"
     with begin_tracing(settings, "sub-server" if is_master else name, comm.rank) as trace:
         if not comm.rank:
-            site = Site(comm, groups, processes)
-            return _serve(site, preparation, plan, trace)
+            return Site(comm, groups, processes).serve(preparation, plan, trace)
         if is_master:
             _serve_group(comm, groups[comm.rank], preparation, plan, trace)
         else:
@@ -105,7 +96,7 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             connection.close()
             told = _receive_plan(comm, preparation.settings.worker_timeout)
         except MPI.Exception as error:
-            raise server_lost(0, mpi_reason(error)) from error
+            raise ServerLostError(0, mpi_reason(error)) from error
         if isinstance(told, StoppedError):
             raise told
         return told
@@ -157,60 +148,7 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
                 return told  # type: ignore[no-any-return]  # as it was sent
         watch.look(time.monotonic())
         time.sleep(_PAUSE_SECONDS)
-    raise server_lost(0, watch.reason)
-
-
-# --- the server -------------------------------------------------------------------------------
-
-
-def _serve(site: Site, preparation: Preparation, plan: Plan, trace: Tracing) -> list[Record]:
-    try:
-        job = preparation.job(plan, trace)
-        outputs = Outputs(job, preparation)
-        host = Host(job, outputs, site.workers)
-    except Exception as error:
-        site.turn_away(error)
-        raise
-    with host:
-        _run_server(site, host, trace)
-        if host.server.failure:
-            raise (DesertedError if host.server.is_deserted else TrainingError)(host.server.failure)
-        return host.finish()
-
-
-def _run_server(site: Site, host: Host, trace: Tracing) -> None:
-    """Serve until all workers know that the run is over."""
-    server = host.server
-    n_measures, n_values = len(host.model.measure_names), host.model.weights().size
-    mail = site.mail(n_measures, n_values, host.is_alive)
-    looked_at = time.monotonic()
-    try:
-        while not server.is_finished or site.has_hope(server):
-            arrival = mail.next(_LOOK_SECONDS)
-            if arrival is not None and arrival.message is not None:
-                host.receive(arrival.message)
-                mail.release(arrival)
-            elif arrival is not None:
-                for worker in site.behind(arrival.rank):
-                    host.lose(worker, arrival.reason)
-            if arrival is None or time.monotonic() > looked_at + _LOOK_SECONDS:
-                host.tick()
-                site.reassure(server)
-                looked_at = time.monotonic()
-            for worker, message in server.outbox:
-                with trace.span("send", "mpi", None, to=worker):
-                    mail.send(site.way_to(worker), message)
-            server.outbox.clear()
-        for worker in server.lost:  # one may come back yet, and its sub-server waits for this
-            mail.send(site.way_to(worker), Message(Kind.STOP, worker, text=server.failure))
-    except BaseException as error:
-        for worker in site.workers:
-            text = f"the server has failed: {error!r}"
-            mail.send(site.way_to(worker), Message(Kind.STOP, worker, text=text))
-        raise
-    finally:
-        mail.close(server.lost)
-        site.end_silent(server)
+    raise ServerLostError(0, watch.reason)
 
 
 def _serve_group(
@@ -219,41 +157,26 @@ def _serve_group(
     try:
         server = SubServer(comm, group, preparation.job(plan, trace))
     except BaseException as error:
-        reason = f"its sub-server, rank {comm.rank}, cannot go on: {reason_of(error)}"
         post = Post(comm, [])
-        if isinstance(error, KeyboardInterrupt):
-            die_if_tolerant()
-            post.send(0, Message(Kind.INTERRUPTED, origin=comm.rank))
-        for worker in group:  # for each in its place, which then waits for nothing more
-            if not isinstance(error, KeyboardInterrupt):
-                post.send(0, Message(Kind.FAILED, worker, text=reason))
-            post.send(worker, Message(Kind.STOP, worker, text=reason))
+        end_group(post, comm.rank, group, error)
         post.close()
         raise
     server.run()
 
 
-# --- a worker ---------------------------------------------------------------------------------
-
-
 def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
-    timeout_seconds = preparation.settings.worker_timeout
+    timeout_seconds, connection = preparation.settings.worker_timeout, None
     try:
         job = preparation.job(plan, trace)
         model = job.model()
-    except BaseException as error:
-        connection = ServerConnection(comm, server, timeout_seconds)
-        connection.fail(comm.rank, error)
-        connection.close()
-        raise
-    n_bytes = buffer_bytes(len(model.measure_names), model.weights().size)
-    connection = ServerConnection(comm, server, timeout_seconds, n_bytes, trace)
-    try:
-        Worker(job, comm.rank, model, connection).run()
+        connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), trace)
+        Worker(job, comm.rank, model, connection.exchange).run()
     except StoppedError:
         raise
     except BaseException as error:
+        connection = connection or ServerConnection(comm, server, timeout_seconds)
         connection.fail(comm.rank, error)
         raise
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()

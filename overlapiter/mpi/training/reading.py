@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import queue
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from overlapiter.options import Staging
 from overlapiter.planning import staging_plan
@@ -66,7 +67,7 @@ class Pieces:
 
         The path lasts until the next call; without a copy it is that of the source.
         """
-        path = normalised(path)
+        path, settings = normalised(path), self._job.settings
         if self._stager is None:
             self._begin_staging()
             assert self._stager is not None
@@ -75,23 +76,17 @@ class Pieces:
         self._stager.stage([Wanted(key, path)], answers.update)
         outcome, extent, *_ = answers[key]
         if outcome is Outcome.REFUSED:
-            self._say_full()
+            words = f"files are read from {settings.source}; `overlapiter evict` makes some"
+            self._warn(f"{settings.staging} has no room: {words}")
         self._copies.begin_part({} if extent is None else {key: extent})
         self._copies.begin_example()
         return self._copies.local_path(path) or path
-
-    def _say_full(self) -> None:
-        settings = self._job.settings
-        self._warn(
-            f"{settings.staging} has no room: files are read from {settings.source}; "
-            f"`overlapiter evict` makes some"
-        )
 
     def _warn(self, text: str) -> None:
         """Say something once, however often it happens."""
         if text not in self._said:
             self._said.add(text)
-            self._job.say(text)
+            self._job.listener.say(text)
 
     def _begin_staging(self) -> None:
         """Open the staging directory that OverlapIterator uses, too, in the thread that reads."""
@@ -117,28 +112,36 @@ class Reader:
 
     The order of the examples of a piece follows from the seed, the epoch and the piece. No more is
     read ahead than a worker holds leases.
+
+    Attributes:
+        leases: Those whose pieces were not returned; what is taken out is not returned.
     """
 
     def __init__(self, job: Job) -> None:
         self._pieces = Pieces(job, job.plan.train_paths, job.plan.train_pieces)
         self._settings, self._trace = job.settings, job.trace
-        self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[Batch | Exception] = queue.SimpleQueue()
+        self.leases: collections.deque[Lease] = collections.deque()
+        self._asked: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[tuple[Lease, Batch | Exception]] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reading", daemon=True)
         self._thread.start()
 
-    def ask(self, lease: Lease) -> None:
-        """Have the piece of a lease read."""
-        self._leases.put(lease)
+    def ask(self, leases: Iterable[Lease]) -> None:
+        """Have the pieces of leases read."""
+        for lease in leases:
+            self.leases.append(lease)
+            self._asked.put(lease)
 
     def next(self) -> Batch:
-        """Return the shuffled arrays of the piece that was asked for first. Blocks.
+        """Return the shuffled arrays of the piece of the first lease. Blocks.
 
         Raises:
             TrainingError: It cannot be read.
         """
-        got = self._ready.get()
+        wanted, lease = self.leases.popleft(), None
+        while lease != wanted:  # that one was taken out
+            lease, got = self._ready.get()
         if isinstance(got, Exception):
             raise got
         return got
@@ -146,11 +149,11 @@ class Reader:
     def _run(self) -> None:
         self._trace.name_row("reading")
         try:
-            while (lease := self._leases.get()) is not None and not self._is_closed.is_set():
+            while (lease := self._asked.get()) is not None and not self._is_closed.is_set():
                 try:
-                    self._ready.put(self._read(lease))
+                    self._ready.put((lease, self._read(lease)))
                 except Exception as error:  # the training thread raises it
-                    self._ready.put(error)
+                    self._ready.put((lease, error))
         finally:
             self._pieces.close()
 
@@ -164,5 +167,5 @@ class Reader:
     def close(self) -> None:
         """End the thread; if the source does not answer, it is not waited for."""
         self._is_closed.set()
-        self._leases.put(None)
+        self._asked.put(None)
         self._thread.join(5.0)

@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from overlapiter.errors import OptionError, TrainingError
+from overlapiter.errors import OptionError
 from overlapiter.workers.start.no_mpi import world_of_this_process
 
 from .epochs import Record
 from .hosting import Host
 from .job import Job, NoListener, Preparation, begin_tracing
-from .messages import Message
 from .model import Builder
 from .outputs import Outputs
 from .settings import settings_of, split
@@ -20,8 +19,6 @@ from .worker import Worker
 
 #: The rank of the worker where there is one process, as under MPI.
 _RANK = 1
-#: How often to look at a validation that this worker waits for.
-_LOOK_SECONDS = 0.01
 
 
 def train(
@@ -80,28 +77,8 @@ def train(
 def _train_alone(job: Job, outputs: Outputs) -> list[Record]:
     """Run server and worker here: the same steps as with one worker, without communication."""
     with Host(job, outputs, [_RANK]) as host:
-        Worker(job, _RANK, job.model(), _Call(host)).run()
-        if host.server.failure:
-            raise TrainingError(host.server.failure)
+        Worker(job, _RANK, job.model(), host.answer).run()
         return host.finish()
-
-
-class _Call:
-    """The way to a server in the same process: a call."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-
-    def exchange(self, message: Message) -> Message:
-        """Give a message to the server and return its reply."""
-        server = self._host.server
-        self._host.receive(message)
-        while not server.outbox:  # the validation in another thread is waited for
-            self._host.pause(_LOOK_SECONDS)
-            self._host.tick()
-        ((_, reply),) = server.outbox
-        server.outbox.clear()
-        return reply
 
 
 def ranks_of(comm: Any) -> Any:

@@ -7,19 +7,22 @@ It knows nothing of MPI: messages of the workers come in by :meth:`Server.receiv
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from overlapiter.errors import TrainingError
 from overlapiter.objective import EMPTY, Vector
 
-from .algorithms import ServerSide
+from .algorithms import ServerSide, mean_of, take_quorum
 from .epochs import Epochs
 from .job import Job
-from .leases import LeaseQueue
-from .messages import Kind, Message, reports_in
-from .model import Model, digest_of
+from .leases import Lease, LeaseQueue
+from .messages import Kind, Message
+from .model import Model, digest_of, words_of_bad
 from .silence import Attendance
 from .validation import SERVER, Evaluator, Validation
+from .worker import DesertedError
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
@@ -37,8 +40,7 @@ class Server:
     Attributes:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
             call, for their vectors change.
-        failure: Why the run has failed; empty if it has not.
-        is_deserted: Whether that is since all workers are gone.
+        failure: Why the run has failed; None if it has not.
         lost: The workers that are gone, with the reason.
     """
 
@@ -62,22 +64,19 @@ class Server:
         self._epochs = epochs
         self._inline = inline
         self._trace = job.trace
-        self._say = job.say
+        self._say = job.listener.say
         # Sub-servers look after their workers themselves; only their own silence is left.
         timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds)
-        # Those that wait until there is something to do, and whether their weights are old by now.
-        self._parked: dict[int, bool] = {}
-        self._exchanging: dict[int, Message] = {}  # their reports, which count when applied
+        self._parked: dict[int, None] = {}  # those that wait for work, the first one first
+        self._waiting: dict[int, Message] = {}  # for a quorum
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._marks: dict[int, int] = {}
         self._resumes = dict.fromkeys(workers, number)
         self.outbox: list[tuple[int, Message]] = []
-        self.failure = ""
-        self.is_deserted = False
+        self.failure: TrainingError | None = None
         self.lost = self._attendance.lost
-        side.learning_rate = epochs.learning_rate
         self._end_of_epochs()
 
     # --- what happens -------------------------------------------------------------------------
@@ -89,25 +88,21 @@ class Server:
         if message.kind is Kind.JOIN:
             self._join(message)
         elif message.kind is Kind.FAILED:
-            self._told_to_stop.add(worker)
             self.fail(f"rank {worker} cannot go on: {message.text}")
-            self._send(worker, Message(Kind.STOP, text=self.failure))
+            self._send(worker, Message(Kind.STOP))
         elif message.kind is Kind.LOST:
-            self.lose(worker, message.text)
+            self._lose(worker, message.text)
         elif worker in self.lost:  # it was given up, and speaks again
             self._begin(worker)
         elif message.kind is Kind.EXCHANGE:
             self._exchange(message)
-        elif message.kind is Kind.GROUP:
-            self._exchange_of_group(message)
         else:
             if message.kind is Kind.VALIDATED:
-                sums = message.doubles.copy()
-                self._validation.add(message.epoch, message.piece, sums, message.n_examples)
-            self._parked[worker] = False
+                self._validation.add(message.epoch, message.piece, message.sums)
+            self._parked[worker] = None
         self._settle()
 
-    def lose(self, worker: int, reason: str) -> None:
+    def _lose(self, worker: int, reason: str) -> None:
         """Give up a worker: what it holds goes to the others."""
         if worker in self.lost or worker in self._told_to_stop:
             self.lost.setdefault(worker, reason)
@@ -115,8 +110,7 @@ class Server:
         self.lost[worker] = reason
         leases = self._queue.give_back(worker)
         self._validation.give_back(worker)
-        self._side.forget(worker)
-        self._exchanging.pop(worker, None)
+        self._waiting.pop(worker, None)
         self._parked.pop(worker, None)
         n_left = len(self._attendance.present)
         if not self.is_over:
@@ -124,20 +118,19 @@ class Server:
             self._say(f"rank {worker} is lost ({reason}); {parts} go to the other {n_left} workers")
         if not n_left and not self.is_over:
             words = "; ".join(f"rank {each}: {why}" for each, why in sorted(self.lost.items()))
-            self.fail(f"all workers are lost ({words})")
-            self.is_deserted = True
+            self.fail(f"all workers are lost ({words})", DesertedError)
         self._settle()
 
     def tick(self) -> None:
         """Look for workers that are silent, and for validations that are done."""
-        waiting = {*self._parked, *self._exchanging, *self._told_to_stop}
+        waiting = {*self._parked, *self._waiting, *self._told_to_stop}
         for worker, reason in self._attendance.silent(time.monotonic(), waiting):
-            self.lose(worker, reason)
+            self._lose(worker, reason)
         self._settle()
 
-    def fail(self, reason: str) -> None:
-        """End the run with a failure."""
-        self.failure = self.failure or reason
+    def fail(self, reason: str, kind: type[TrainingError] = TrainingError) -> None:
+        """End the run with a failure, unless it has one."""
+        self.failure = self.failure or kind(reason)
         self._queue.close()
         self._validation.close()
 
@@ -146,7 +139,7 @@ class Server:
         self._marks = dict.fromkeys(self._attendance.present, number)
         for i, (worker, message) in enumerate(self.outbox):
             if message.kind is Kind.GO:
-                marked = message._replace(position=self._marks.pop(worker, 0))
+                marked = message._replace(checkpoint=self._marks.pop(worker, 0))
                 self.outbox[i] = worker, marked
 
     # --- how it stands ------------------------------------------------------------------------
@@ -166,14 +159,13 @@ class Server:
     def _join(self, message: Message) -> None:
         worker = message.origin
         n, digest = self._side.weights.size, digest_of(self._model)
-        if (message.n_examples, message.position) != (n, digest):
+        if (message.n_examples, message.digest) != (n, digest):
             self.fail(
                 f"rank {worker} has built another model than the server: {message.n_examples:,} "
                 f"parameters instead of {n:,}, or others; build_model() must build the same on "
                 f"every rank"
             )
-            self._send(worker, Message(Kind.STOP, text=self.failure))
-            self._told_to_stop.add(worker)
+            self._send(worker, Message(Kind.STOP))
             return
         if not self._attendance.joined:
             self._epochs.begin()
@@ -187,58 +179,46 @@ class Server:
         self._parked.pop(worker, None)
         self._queue.give_back(worker)
         begin = Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
-        self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
+        self._send(worker, begin._replace(checkpoint=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
-        worker = message.origin
-        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=EMPTY)
-        with self._trace.span("apply", "training", None, rank=worker):
-            due = self._side.apply(message.vector, worker)
-        self._reply(due)
-
-    def _exchange_of_group(self, message: Message) -> None:
-        """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
-        reports = reports_in(message, len(self._model.measure_names))
+        """Apply what a worker or a group has sent; a group that has lost one begins anew."""
+        reports = message.reports or (message,)
         for report in reports:
             self._attendance.hear(report.origin)
         if any(report.origin in self.lost for report in reports):
             for report in reports:
                 self._begin(report.origin)
-            return
-        with self._trace.span("apply", "training", None, rank=message.origin):
-            (vector,) = self._side.apply(message.vector, message.origin).values()
-        for i, report in enumerate(reports):
-            self._note(report)
-            self._go(report.origin, None if i else vector)  # the sub-server has it for the others
+        elif self._settings.synchronous:
+            self._waiting[message.origin] = message._replace(vector=message.vector.copy())
+        else:
+            self._apply(message.vector, reports)
 
-    def _note(self, message: Message) -> None:
-        """Note what a worker has trained on, if anything."""
-        if message.n_examples:
-            self._queue.advance(message.origin, message.epoch, message.piece, message.position)
-            self._epochs.note(message)
-
-    def _reply(self, due: dict[int, Vector]) -> None:
-        """Reply to workers whose messages are applied."""
-        for worker, vector in due.items():
-            self._note(self._exchanging.pop(worker))
-            self._go(worker, vector)
-
-    def _go(self, worker: int, vector: Vector | None = None) -> None:
-        """Reply to a worker that has work, or had some."""
-        reply = Message(Kind.GO, leases=self._grant(worker))
-        self._send(worker, reply if vector is None else reply._replace(vector=vector))
+    def _apply(self, vector: Vector, reports: Sequence[Message]) -> None:
+        """Apply what a worker has sent, or the mean of several, and reply to all of them."""
+        with self._trace.span("apply", "training", None, rank=reports[0].origin):
+            self._side.optimizer.learning_rate = self._epochs.learning_rate
+            reply = self._side.apply(vector)
+        for report in reports:
+            worker = report.origin
+            if report.n_examples:  # it has trained on them
+                self._queue.advance(worker, report.epoch, report.piece, report.position)
+                self._epochs.note(report)
+            self._send(worker, Message(Kind.GO, leases=self._grant(worker), vector=reply))
+            if self._settings.masters:  # the sub-server has it for the others
+                reply = EMPTY
 
     def _send(self, worker: int, message: Message) -> None:
         if self.is_over:
             self._told_to_stop.add(worker)
-            message = Message(Kind.STOP, text=self.failure)
+            message = Message(Kind.STOP, text=str(self.failure or ""))
         elif message.kind is Kind.GO:
-            message = message._replace(position=self._marks.pop(worker, 0))
+            message = message._replace(checkpoint=self._marks.pop(worker, 0))
         self.outbox.append((worker, message._replace(origin=worker)))
 
     # --- work for workers ---------------------------------------------------------------------
 
-    def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
+    def _grant(self, worker: int) -> tuple[Lease, ...]:
         """Give a worker leases; not a second one if others would have none."""
         if self._may_validate and self._validation.is_waiting():
             return ()  # it is to ask, and gets a piece to validate
@@ -251,30 +231,35 @@ class Server:
             lease = self._queue.take(worker, self._epochs.current)
             if lease is None:
                 break
-            granted.append((lease.epoch, lease.piece, lease.position))
+            granted.append(lease)
         return tuple(granted)
 
     def _offer(self) -> None:
         """Give work to the workers that wait for some; at the end none waits for others."""
-        for worker in [*self._exchanging] if self.is_over else ():  # for a quorum
-            del self._exchanging[worker]
-            self._side.forget(worker)
-            self._send(worker, Message(Kind.STOP))
+        if self.is_over:
+            for worker in (*self._waiting, *self._parked):
+                self._send(worker, Message(Kind.STOP))
+            self._waiting.clear()
+            self._parked.clear()
         for worker in [*self._parked]:
-            message = None
-            if self.is_over:
-                message = Message(Kind.STOP)
-            elif leases := self._grant(worker):
-                message = Message(Kind.GO, leases=leases)
-                if self._parked[worker]:
-                    message = message._replace(vector=self._side.weights)
-            elif self._may_validate and (taken := self._validation.take(worker)):
-                message = self._to_validate(worker, *taken)
+            message = self._work_for(worker)
             if message is not None:
                 del self._parked[worker]
                 self._send(worker, message)
-            else:
-                self._parked[worker] = True
+
+    def _work_for(self, worker: int) -> Message | None:
+        """Return leases, with the weights as they are now, or a piece to validate, if any."""
+        if leases := self._grant(worker):
+            return Message(Kind.GO, leases=leases, vector=self._side.weights)
+        taken = self._validation.take(worker) if self._may_validate else None
+        if taken is None:
+            return None
+        epoch, piece = taken
+        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
+        if self._knows_snapshot.get(worker) == epoch:
+            return message
+        self._knows_snapshot[worker] = epoch
+        return message._replace(vector=self._validation.snapshots[epoch])
 
     @property
     def _may_validate(self) -> bool:
@@ -282,26 +267,19 @@ class Server:
             return self._epochs.is_over or len(self._validation.snapshots) > _MOST_SNAPSHOTS
         return self._settings.validation == "workers"
 
-    def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
-        """Return the order to validate a piece; the snapshot is sent once."""
-        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
-        if self._knows_snapshot.get(worker) == epoch:
-            return message
-        self._knows_snapshot[worker] = epoch
-        return message._replace(vector=self._validation.snapshots[epoch])
-
     # --- epochs -------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Draw the conclusions: epochs that are over, replies that are due, work for who waits."""
+        """Draw the conclusions: replies that are due, epochs that are over, work for who waits."""
+        if self._waiting:
+            held = {worker for worker, leases in self._queue.held.items() if leases}
+            n_training = len(held | self._waiting.keys())
+            if ready := take_quorum(self._waiting, self._settings.quorum, n_training):
+                self._apply(mean_of([each.vector for each in ready]), ready)
         self._end_of_epochs()
         if self._inline is not None:
             while self._validation.evaluate_next(self._inline, SERVER, is_waiting=False):
                 pass
-        if self._settings.synchronous:
-            held = {worker for worker, leases in self._queue.held.items() if leases}
-            if n_active := len(held | self._exchanging.keys()):
-                self._reply(self._side.set_workers(n_active))
         for epoch, means in self._validation.done():
             self._epochs.validated(epoch, means)
         if self._epochs.reason_to_stop:
@@ -314,10 +292,9 @@ class Server:
             epoch = self._epochs.current
             if not np.isfinite(self._side.weights).all():
                 self._model.load(self._side.weights)
-                names = ", ".join(self._model.names_of_bad()[:3])
-                self.fail(f"after epoch {epoch} these parameters are not finite: {names}")
+                words = words_of_bad(self._model) or "persistent values are not finite"
+                self.fail(f"after epoch {epoch} {words}")
                 return
             self._epochs.trained(self._side.n_updates, len(self._attendance.present))
-            self._side.learning_rate = self._epochs.learning_rate
             if self._epochs.is_validating:
                 self._validation.begin(epoch, self._side.weights.copy())

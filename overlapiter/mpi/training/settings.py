@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import json
@@ -101,8 +102,8 @@ class Settings:
         """Check every value that can be checked by itself."""
         for field in dataclasses.fields(self):
             _check(field, getattr(self, field.name))
-        check_schedule(self.schedule)
-        check_target(self.target, self.monitored)
+        self._check_schedule()
+        self.goal()
         if self.early_stopping and self.early_stopping not in self.monitored:
             known = ", ".join(self.monitored)
             raise OptionError("early_stopping", f"{self.early_stopping!r} is none of {known}")
@@ -140,9 +141,42 @@ class Settings:
             lines.append(f"{mark}{field.name} = {text}  # {field.metadata['help']}")
         return "\n".join(lines) + "\n"
 
+    def goal(self) -> tuple[str, float] | None:
+        """Return name and value of the target; None if there is none.
+
+        Raises:
+            OptionError: The text is no target.
+        """
+        if not self.target:
+            return None
+        name, _, value = self.target.partition("=")
+        with contextlib.suppress(ValueError):
+            if name in self.monitored:
+                return name, float(value)
+        words = f"write NAME=VALUE with a NAME of {', '.join(self.monitored)}"
+        raise OptionError("target", f"{self.target!r}: {words}")
+
     def rate_in(self, epoch: int) -> float:
         """Return the learning rate of an epoch, the first one being 1."""
-        return self.learning_rate * factor_in(self.schedule, epoch, self.epochs)
+        if self.schedule == "cosine":
+            factor = 0.5 * (1 + math.cos(math.pi * (epoch - 1) / self.epochs))
+        else:
+            factor = next((f for begin, f in reversed(self._steps()) if epoch >= begin), 1.0)
+        return self.learning_rate * factor
+
+    def _steps(self) -> list[tuple[int, float]]:
+        """Return from which epochs on the schedule has which factors."""
+        pairs = [pair.split(":") for pair in self.schedule.split(",")] if self.schedule else []
+        return sorted((int(epoch), float(factor)) for epoch, factor in pairs)
+
+    def _check_schedule(self) -> None:
+        try:
+            is_fixed = self.schedule == "cosine"
+            is_possible = is_fixed or all(0 <= factor < math.inf for _, factor in self._steps())
+        except ValueError:
+            is_possible = False
+        if not is_possible:
+            raise OptionError("schedule", f"{self.schedule!r}: write 'cosine', or '10:0.1,20:0.01'")
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:
@@ -214,48 +248,6 @@ def read_toml(path: str) -> dict[str, Any]:
 def comment(command: str) -> str:
     """Return a command as a comment in a TOML file, which is one line whatever the command has."""
     return f"# {command if command.isprintable() else json.dumps(command)}\n"
-
-
-# --- texts that are small languages -----------------------------------------------------------
-
-
-def check_schedule(text: str) -> None:
-    """Raise OptionError unless a text is a learning-rate schedule."""
-    try:
-        is_possible = all(math.isfinite(factor) and factor >= 0 for _, factor in _steps_of(text))
-    except ValueError:
-        is_possible = False
-    if not is_possible:
-        raise OptionError("schedule", f"{text!r}: write 'cosine', or '10:0.1,20:0.01'")
-
-
-def _steps_of(text: str) -> list[tuple[int, float]]:
-    pairs = [pair.split(":") for pair in text.split(",")] if text not in ("", "cosine") else []
-    return sorted((int(epoch), float(factor)) for epoch, factor in pairs)
-
-
-def factor_in(schedule: str, epoch: int, n_epochs: int) -> float:
-    """Return what a schedule multiplies the learning rate by in an epoch, the first one being 1."""
-    if schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * (epoch - 1) / n_epochs))
-    return next((f for begin, f in reversed(_steps_of(schedule)) if epoch >= begin), 1.0)
-
-
-def check_target(text: str, monitored: Sequence[str]) -> tuple[str, float] | None:
-    """Return name and value of a target; None if there is none.
-
-    Raises:
-        OptionError: The text is no target.
-    """
-    if not text:
-        return None
-    name, _, value = text.partition("=")
-    try:
-        if name in monitored:
-            return name, float(value)
-    except ValueError:
-        pass
-    raise OptionError("target", f"{text!r}: write NAME=VALUE with a NAME of {', '.join(monitored)}")
 
 
 def is_better(name: str, new: float, old: float) -> bool:

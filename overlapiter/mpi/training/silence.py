@@ -67,11 +67,12 @@ class Watch:
 
 
 class Attendance:
-    """The workers of a run, as the server sees them.
+    """The workers of a run, as the server sees them, or those of a group, as its sub-server does.
 
     Args:
         workers: Their ranks.
         timeout_seconds: After which silence a worker is given up.
+        least_seconds: The same, at least, for one that starts, and for the last one.
 
     Attributes:
         all: Their ranks.
@@ -79,11 +80,17 @@ class Attendance:
         lost: Those that are gone, with the reason.
     """
 
-    def __init__(self, workers: Collection[int], timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        workers: Collection[int],
+        timeout_seconds: float,
+        least_seconds: float = _START_SECONDS,
+    ) -> None:
         self.all = frozenset(workers)
         self.joined: set[int] = set()
         self.lost: dict[int, str] = {}
         self._timeout_seconds = timeout_seconds
+        self._least_seconds = least_seconds
         self._clock = AwakeClock()
         self._heard = dict.fromkeys(workers, 0.0)
 
@@ -115,4 +122,4 @@ class Attendance:
         """Return for how long a worker may be silent: longer if none could take its work."""
         if worker in self.joined and self.present != {worker}:
             return self._timeout_seconds
-        return max(self._timeout_seconds, _START_SECONDS)
+        return max(self._timeout_seconds, self._least_seconds)

@@ -1,4 +1,4 @@
-"""The other ranks as the server sees them: the way to each, and what becomes of silent ones."""
+"""Rank 0 of an MPI job: the server among the other ranks, and what becomes of silent ones."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import atexit
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from overlapiter.errors import OptionError
 from overlapiter.node import this_host
+from overlapiter.tracing import Tracing
 
 from .ending import Process, is_tolerant, is_world, own, signal_process
+from .epochs import Record
+from .hosting import Host
+from .job import Preparation
 from .meeting import has_come, send_later
 from .messages import Kind, Message, buffer_bytes
+from .outputs import Outputs
+from .plan import Plan
 from .post import Mail, Post
 from .server import Server
 
+#: How often the server looks around when no message comes, or besides.
+_LOOK_SECONDS = 0.02
 #: How long a stopped process may take to come back, once it is continued.
 _HOPE_SECONDS = 5.0
 _LIFE_TAG = 22
@@ -26,7 +34,7 @@ _LIFE_SECONDS = 1.0
 
 
 class Site:
-    """The ranks of a run, seen from rank 0; ``groups`` has the workers of each sub-server."""
+    """The server and the ranks of its run; ``groups`` has the workers of each sub-server."""
 
     def __init__(
         self, comm: Any, groups: dict[int, list[int]], processes: Mapping[int, Process]
@@ -34,33 +42,67 @@ class Site:
         self._comm = comm
         self._groups = groups
         self._ways = {worker: master for master, group in groups.items() for worker in group}
+        self._workers = [rank for rank in range(1, comm.size) if rank not in groups]
         self._processes = processes
         self._hope_until = self._reassured_at = 0.0
-        self.workers = [rank for rank in range(1, comm.size) if rank not in groups]
 
-    def way_to(self, worker: int) -> int:
-        """Return the rank to which a message for a worker is sent."""
-        return self._ways.get(worker, worker)
+    def serve(self, preparation: Preparation, plan: Plan, trace: Tracing) -> list[Record]:
+        """Serve until the run is over; see :func:`.run.train`."""
+        try:
+            job = preparation.job(plan, trace)
+            host = Host(job, Outputs(job, preparation), self._workers)
+        except Exception as error:
+            self._turn_away(error)
+            raise
+        with host:
+            self._run(host, trace)
+            return host.finish()
 
-    def behind(self, rank: int) -> list[int]:
-        """Return the workers that are lost with a rank."""
-        return self._groups.get(rank, [rank])
+    def _run(self, host: Host, trace: Tracing) -> None:
+        """Serve until all workers know that the run is over."""
+        server = host.server
+        peers = [*self._groups] or self._workers
+        n_bytes = buffer_bytes(host.model, max(map(len, self._groups.values()), default=0))
+        mail = Mail(Post(self._comm, peers, n_bytes, is_alive=host.is_alive))
+        looked_at = time.monotonic()
+        try:
+            while not server.is_finished or self._has_hope(server):
+                arrival = mail.next(_LOOK_SECONDS)
+                if arrival is not None:
+                    message = arrival.message
+                    group = self._groups.get(message.origin) if message.kind is Kind.LOST else None
+                    for worker in group or [message.origin]:  # all of a lost sub-server's
+                        host.receive(message._replace(origin=worker))
+                    mail.release(arrival)
+                if arrival is None or time.monotonic() > looked_at + _LOOK_SECONDS:
+                    host.tick()
+                    self._reassure(server)
+                    looked_at = time.monotonic()
+                for worker, message in server.outbox:
+                    with trace.span("send", "mpi", None, to=worker):
+                        self._send(mail, worker, message)
+                server.outbox.clear()
+            self._stop(mail, server.lost, text=str(server.failure or ""))  # one may come back yet
+        except BaseException as error:
+            self._stop(mail, self._workers, text=f"the server has failed: {error!r}")
+            raise
+        finally:
+            mail.close(server.lost)
+            self._end_silent(server)
 
-    def mail(self, n_measures: int, n_values: int, is_alive: Callable[[], bool]) -> Mail:
-        """Return the server's mail."""
-        group_size = max(map(len, self._groups.values()), default=0)
-        n_bytes = buffer_bytes(n_measures, n_values, group_size)
-        peers = [*self._groups] or self.workers
-        return Mail(Post(self._comm, peers, n_bytes, is_alive=is_alive))
+    def _send(self, mail: Mail | Post, worker: int, message: Message) -> None:
+        mail.send(self._ways.get(worker, worker), message)
 
-    def turn_away(self, error: Exception) -> None:
+    def _stop(self, mail: Mail | Post, workers: Iterable[int], **facts: Any) -> None:
+        """Tell workers that the run is over; a sub-server waits for that of each of its group."""
+        for worker in workers:
+            self._send(mail, worker, Message(Kind.STOP, worker, **facts))
+
+    def _turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""
-        reason = str(error) or "the server has failed"
-        is_refused = isinstance(error, OptionError)
         post = Post(self._comm, [])
-        for worker in self.workers:
-            message = Message(Kind.STOP, worker, position=is_refused, text=reason)
-            post.send(self.way_to(worker), message)
+        text, is_refused = str(error) or "the server has failed", isinstance(error, OptionError)
+        self._stop(post, self._workers, text=text, is_refused=is_refused)
         post.close()
 
     # --- lost ranks ---------------------------------------------------------------------------
@@ -74,7 +116,7 @@ class Site:
         groups = self._groups.items()
         return silent + [master for master, group in groups if {*group} <= {*silent}]
 
-    def reassure(self, server: Server) -> None:
+    def _reassure(self, server: Server) -> None:
         """Tell groups that are lost, now and then, that the others go on; they wait for the end."""
         if time.monotonic() < self._reassured_at + _LIFE_SECONDS:
             return
@@ -83,7 +125,7 @@ class Site:
             for rank in group if {*group} <= server.lost.keys() else ():
                 send_later(self._comm, None, rank, _LIFE_TAG)
 
-    def has_hope(self, server: Server) -> bool:
+    def _has_hope(self, server: Server) -> bool:
         """Return whether to wait for silent ranks at the end: they are continued, for a while."""
         silent = self._silent(server)
         if not silent:
@@ -97,7 +139,7 @@ class Site:
         for rank in ranks:
             signal_process(self._processes[rank], number)
 
-    def end_silent(self, server: Server) -> None:
+    def _end_silent(self, server: Server) -> None:
         """End the ranks that do not answer: MPI's end, and so the launcher, would wait for them.
 
         With fault tolerance they are killed, those of this node; else the whole job is ended when
@@ -116,7 +158,7 @@ class Site:
 
 
 def signs_of_server(comm: Any) -> Callable[[], int]:
-    """Return what counts the messages of :meth:`Site.reassure` to this worker."""
+    """Return what counts the messages of `Site` to this worker."""
     seen: list[None] = []
 
     def count() -> int:

@@ -9,19 +9,20 @@ of the server serves all groups and no file is left out.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from overlapiter.objective import Vector
+from overlapiter.objective import EMPTY, Vector
 
 from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
-from .messages import Kind, Message, buffer_bytes, rows_of
+from .messages import Kind, Message, buffer_bytes
 from .post import Mail, Post
-from .silence import AwakeClock, Watch
-from .worker import ServerLostError, server_lost, stopped_by
+from .silence import Attendance, Watch
+from .worker import ServerLostError, reason_of, stopped_by
 
 _LOOK_SECONDS = 0.02
 
@@ -33,20 +34,18 @@ class SubServer:
         self._rank = comm.rank
         self._group = group
         self._trace = job.trace
-        # Of silence; then a worker is given up, and the server taken for dead.
-        self._timeout_seconds = job.settings.worker_timeout
+        timeout_seconds = job.settings.worker_timeout
         model = job.model()
-        n_values = model.weights().size
-        n_bytes = buffer_bytes(len(model.measure_names), n_values, len(group))
-        post = Post(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
+        n_bytes = buffer_bytes(model, len(group))
+        post = Post(comm, [0, *group], n_bytes, Watch(timeout_seconds))
         self._mail = Mail(post)
-        self._centre: Vector = np.zeros(n_values, np.float32)
-        self._clock = AwakeClock()
-        self._heard = dict.fromkeys(group, 0.0)
+        self._centre: Vector = np.zeros_like(model.weights())
+        # Other groups may take the work of the last worker of this one.
+        self._attendance = Attendance(group, timeout_seconds, least_seconds=0)
+        self._lost = self._attendance.lost
         self._training: set[int] = set()
         self._waiting: dict[int, tuple[Vector, Message]] = {}
         self._awaiting: set[int] = set()  # the server's reply to the message of the group
-        self._lost: set[int] = set()
         self._stopped: set[int] = set()
         self._last: Message | None = None
 
@@ -57,48 +56,37 @@ class SubServer:
             StoppedError: The run has failed, or the server is dead.
         """
         try:
-            while set(self._group) - self._stopped:
+            while {*self._group} - self._stopped:
                 arrival = self._mail.next(_LOOK_SECONDS)
-                self._clock.look(time.monotonic())
-                if arrival is None:
-                    self._look_for_silent()
-                elif arrival.message is None:
-                    self._lose(arrival.rank, arrival.reason)
-                else:
-                    if arrival.rank:
+                if arrival is not None:
+                    if arrival.message.kind is Kind.LOST:
+                        self._lose(arrival.rank, arrival.message.text)
+                    elif arrival.rank:
                         self._from_worker(arrival.message)
                     else:
                         self._from_server(arrival.message)
                     self._mail.release(arrival)
+                waiting = {*self._group} - self._training
+                for worker, reason in self._attendance.silent(time.monotonic(), waiting):
+                    self._lose(worker, reason)
                 if self._waiting and not self._training:
                     self._pass_on_mean()
-        except ServerLostError as error:
-            self._stop(str(error))
-            raise
-        except KeyboardInterrupt:
-            die_if_tolerant()
-            self._mail.send(0, Message(Kind.INTERRUPTED, origin=self._rank))
-            self._stop("the sub-server was interrupted")
+        except BaseException as error:
+            end_group(self._mail, self._rank, {*self._group} - self._stopped, error)
             raise
         finally:
             self._mail.close(self._lost)
         if self._last is not None and self._last.text:
             raise stopped_by(self._last)
 
-    def _stop(self, text: str) -> None:
-        for worker in set(self._group) - self._stopped:
-            self._mail.send(worker, Message(Kind.STOP, worker, text=text))
-
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
-        self._heard[worker] = self._clock.seconds
+        self._attendance.hear(worker)
         self._training.discard(worker)
-        if worker in self._lost:  # the server has it begin anew
-            self._lost.discard(worker)
+        if self._lost.pop(worker, None) is not None:  # the server has it begin anew
             self._mail.send(0, Message(Kind.ASK, origin=worker))
         elif message.kind is Kind.EXCHANGE:
-            report = message._replace(doubles=message.doubles.copy())
-            self._waiting[worker] = message.vector.copy(), report
+            self._waiting[worker] = message.vector.copy(), message._replace(vector=EMPTY)
         else:
             self._mail.send(0, message)
 
@@ -111,7 +99,6 @@ class SubServer:
         self._awaiting.discard(worker)
         if message.kind in (Kind.BEGIN, Kind.GO) and worker not in self._lost:
             self._training.add(worker)
-            self._heard[worker] = self._clock.seconds
         elif message.kind is Kind.STOP:
             self._stopped.add(worker)
             self._last = message
@@ -119,23 +106,28 @@ class SubServer:
 
     def _pass_on_mean(self) -> None:
         vectors, reports = zip(*(each for _, each in sorted(self._waiting.items())), strict=True)
-        doubles, mean = rows_of(reports), mean_of([*vectors])
-        message = Message(Kind.GROUP, self._rank, doubles=doubles, vector=mean)
+        message = Message(Kind.EXCHANGE, self._rank, reports=reports, vector=mean_of([*vectors]))
         with self._trace.span("send", "mpi", None, workers=len(reports)):
             self._mail.send(0, message)
         self._awaiting |= self._waiting.keys()
         self._waiting.clear()
 
-    def _look_for_silent(self) -> None:
-        latest = self._clock.seconds - self._timeout_seconds
-        for worker in sorted(self._training):
-            if self._heard[worker] < latest:
-                self._lose(worker, f"silent for {self._timeout_seconds:g} s")
-
     def _lose(self, rank: int, reason: str) -> None:
         if not rank:
-            raise server_lost(rank, reason)
-        self._lost.add(rank)
+            raise ServerLostError(rank, reason)
+        self._lost[rank] = reason
         self._training.discard(rank)
         self._waiting.pop(rank, None)
         self._mail.send(0, Message(Kind.LOST, origin=rank, text=reason))
+
+
+def end_group(mail: Mail | Post, rank: int, workers: Iterable[int], error: BaseException) -> None:
+    """Tell the server and the workers of a group why their sub-server cannot go on."""
+    reason = f"its sub-server, rank {rank}, cannot go on: {reason_of(error)}"
+    if isinstance(error, KeyboardInterrupt):
+        die_if_tolerant()
+        mail.send(0, Message(Kind.INTERRUPTED, origin=rank))
+    for worker in workers:  # for each in its place, which then waits for nothing more
+        if not isinstance(error, (KeyboardInterrupt, ServerLostError)):
+            mail.send(0, Message(Kind.FAILED, worker, text=reason))
+        mail.send(worker, Message(Kind.STOP, worker, text=reason))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from overlapiter.objective import Vector
 from overlapiter.tracing import Tracing
 
 from .job import Job
-from .messages import Doubles
+from .leases import Piece
 from .model import Model
 from .reading import Pieces, cut
 
@@ -32,8 +32,8 @@ class Evaluator:
         self._pieces = Pieces(job, job.plan.val_paths, job.plan.val_pieces)
         self._alive = alive
 
-    def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
-        """Return the sums of the measures over the examples of a piece, and how many these are."""
+    def sums(self, snapshot: Vector, piece: int) -> tuple[float, ...]:
+        """Return the sums of the measures over the examples of a piece."""
         total = np.zeros(len(self._model.measure_names))
         with self._job.trace.span("validate", "validation", None, piece=piece):
             self._model.load(snapshot)
@@ -41,7 +41,7 @@ class Evaluator:
             for _, batch in cut(arrays, 0, self._job.settings.batch):
                 self._alive()
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
-        return total, len(arrays[-1])
+        return tuple(total.tolist())
 
     def close(self) -> None:
         """End the staging, in the thread that has evaluated."""
@@ -56,12 +56,13 @@ class Validation:
         changed: Notified when a snapshot comes, a piece is done, or :meth:`close` is called.
     """
 
-    def __init__(self, n_pieces: int) -> None:
-        self._n_pieces = n_pieces
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self._n_pieces = len(pieces)
+        self._n_examples = sum(map(len, pieces))
         self.snapshots: dict[int, Vector] = {}
         self._waiting: deque[tuple[int, int]] = deque()  # pieces of epochs, in their order
         self._takers: dict[tuple[int, int], int] = {}  # of those that are being evaluated
-        self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
+        self._sums: dict[int, dict[int, Sequence[float]]] = {}
         self._is_closed = False
         self.changed = threading.Condition(threading.RLock())
 
@@ -91,11 +92,11 @@ class Validation:
         with self.changed:
             return taker in self._takers.values()
 
-    def add(self, epoch: int, piece: int, sums: Doubles, n_examples: int) -> None:
+    def add(self, epoch: int, piece: int, sums: Sequence[float]) -> None:
         """Note what came of a piece."""
         with self.changed:
             if self._takers.pop((epoch, piece), None) is not None:
-                self._sums[epoch][piece] = sums, n_examples
+                self._sums[epoch][piece] = sums
             self.changed.notify_all()
 
     def give_back(self, taker: int) -> None:
@@ -107,7 +108,7 @@ class Validation:
             self._waiting = deque(sorted([*left, *self._waiting]))
             self.changed.notify_all()
 
-    def done(self) -> list[tuple[int, Doubles]]:
+    def done(self) -> list[tuple[int, list[float]]]:
         """Return the means of the epochs that are validated, in their order, once."""
         found = []
         with self.changed:
@@ -115,8 +116,8 @@ class Validation:
                 sums = self._sums[epoch]
                 if len(sums) < self._n_pieces:
                     break
-                total = np.sum([sums[piece][0] for piece in sorted(sums)], axis=0)
-                found.append((epoch, total / sum(n for _, n in sums.values())))
+                total = np.sum([sums[piece] for piece in sorted(sums)], axis=0)
+                found.append((epoch, (total / self._n_examples).tolist()))
                 del self.snapshots[epoch], self._sums[epoch]
         return found
 
@@ -140,7 +141,7 @@ class Validation:
                     return False
                 self.changed.wait()
             snapshot = self.snapshots[taken[0]]
-        self.add(*taken, *evaluator.sums(snapshot, taken[1]))
+        self.add(*taken, evaluator.sums(snapshot, taken[1]))
         return True
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +17,10 @@ from .checkpoint import WorkerStates
 from .job import Job
 from .leases import Lease
 from .messages import Kind, Message
-from .model import Model, digest_of
+from .model import Model, digest_of, words_of_bad
 from .monitor import memory_bytes
 from .reading import Reader, cut
 from .validation import Evaluator
-
-
-class Connection(Protocol):
-    """The way to the server."""
-
-    def exchange(self, message: Message) -> Message:
-        """Send a message and return the reply, whose arrays live until the next call. Blocks."""
 
 
 class StoppedError(TrainingError):
@@ -50,24 +42,17 @@ class ServerLostError(StoppedError):
         rank: Of the server, or of the sub-server.
     """
 
-    def __init__(self, text: str, rank: int = 0) -> None:
-        super().__init__(text)
+    def __init__(self, rank: int, reason: str) -> None:
+        who, what = "server", "the same command goes on from its last checkpoint"
+        if rank:
+            who, what = "sub-server", "the other groups go on"
+        super().__init__(f"the {who}, rank {rank}, is lost ({reason}); {what}")
         self.rank = rank
-
-
-def server_lost(rank: int, reason: str) -> ServerLostError:
-    """Return what is raised where a server, or sub-server, is dead."""
-    if rank:
-        text = f"the sub-server, rank {rank}, is lost ({reason}); the other groups go on"
-    else:
-        words = "the same command goes on from its last checkpoint"
-        text = f"the server, rank 0, is lost ({reason}); {words}"
-    return ServerLostError(text, rank)
 
 
 def stopped_by(message: Message) -> StoppedError:
     """Return what is raised on a message that ends the run."""
-    return (RefusedError if message.position else StoppedError)(message.text)
+    return (RefusedError if message.is_refused else StoppedError)(message.text)
 
 
 def reason_of(error: BaseException) -> str:
@@ -80,14 +65,20 @@ class _BegunError(Exception):
 
 
 class Worker:
-    """Trains until the server ends the run, with a model of its own, and validates with it."""
+    """Trains until the server ends the run, with a model of its own, and validates with it.
 
-    def __init__(self, job: Job, rank: int, model: Model, connection: Connection) -> None:
+    ``ask_server`` sends the server a message and returns the reply, whose vector lives until the
+    next call.
+    """
+
+    def __init__(
+        self, job: Job, rank: int, model: Model, ask_server: Callable[[Message], Message]
+    ) -> None:
         settings = self._settings = job.settings
         self._rank = rank
         self._model = model
         self._side = make_worker_side(settings, job.plan.n_workers, model.n_state)
-        self._connection = connection
+        self._ask_server = ask_server
         self._job = job
         self._evaluator = Evaluator(job, model)
         self._states: WorkerStates | None = None
@@ -95,8 +86,7 @@ class Worker:
             self._states = WorkerStates(settings.out, rank)  # more than the server's weights
         self._mark = 0
         self._trace = job.trace
-        self._reader: Reader | None = None
-        self._leases: collections.deque[Lease] = collections.deque()
+        self._reader = Reader(job)
         self._snapshot: Vector | None = None
         self._sums = np.zeros(len(model.measure_names))
         self._n_examples = 0
@@ -110,12 +100,12 @@ class Worker:
             TrainingError: It cannot go on here.
         """
         weights = self._model.weights()
-        join = Message(Kind.JOIN, n_examples=weights.size, position=digest_of(self._model))
+        join = Message(Kind.JOIN, n_examples=weights.size, digest=digest_of(self._model))
         try:
             self._again(lambda: self._exchange(join))
             while True:
-                if self._leases:
-                    with self._trace.span("train", "training", None, epoch=self._leases[0].epoch):
+                if leases := self._reader.leases:
+                    with self._trace.span("train", "training", None, epoch=leases[0].epoch):
                         self._again(self._train)
                 else:
                     self._again(self._ask)
@@ -123,8 +113,7 @@ class Worker:
             if str(stopped):
                 raise
         finally:
-            if self._reader is not None:
-                self._reader.close()
+            self._reader.close()
             self._evaluator.close()
 
     def _again(self, work: Callable[[], object]) -> None:
@@ -137,11 +126,10 @@ class Worker:
 
     def _train(self) -> None:
         """Train on what is left of the first lease."""
-        lease = self._leases[0]
-        assert self._reader is not None
+        lease = self._reader.leases[0]
         with self._trace.span("wait for data", "training", None, piece=lease.piece):
             arrays = self._reader.next()
-        self._side.learning_rate = self._settings.rate_in(lease.epoch)
+        self._side.optimizer.learning_rate = self._settings.rate_in(lease.epoch)
         gradient = np.empty_like(self._side.weights)
         for end, batch in cut(arrays, lease.position, self._settings.batch):
             self._compute(lease, end, batch, gradient)
@@ -150,7 +138,6 @@ class Worker:
                 message = self._side.flush()
             if message is not None:
                 self._report(lease, end, message)
-        self._leases.popleft()
 
     def _compute(self, lease: Lease, end: int, batch: Sequence[Any], gradient: Vector) -> None:
         """Compute a gradient, and count its examples."""
@@ -159,10 +146,9 @@ class Worker:
         with self._trace.span("compute", "training", None, epoch=lease.epoch, piece=lease.piece):
             measures = self._model.gradient(tuple(batch), gradient, seed)
         if not math.isfinite(measures[0]):
-            names = ", ".join(self._model.names_of_bad()[:3])
-            words = f"these parameters are not finite: {names}" if names else "the parameters are"
+            words = words_of_bad(self._model) or "the parameters are finite"
             raise TrainingError(
-                f"the loss of a mini-batch is {measures[0]} ({words}{'' if names else ' finite'}); "
+                f"the loss of a mini-batch is {measures[0]} ({words}); "
                 f"look at the data and the initial weights, or lower --learning-rate"
             )
         self._sums += np.array(measures) * len(batch[-1])
@@ -176,7 +162,7 @@ class Worker:
             piece=lease.piece,
             position=position,
             n_examples=self._n_examples,
-            doubles=self._sums,
+            sums=tuple(self._sums.tolist()),
         )
         while vector is not None:
             # The report goes with the one that is to be applied; an empty one only asks.
@@ -193,7 +179,7 @@ class Worker:
             states.write(self._mark, self._side.state())
         except OSError as error:
             self._states = None
-            self._job.say(f"its own state is not kept beside checkpoints ({error})")
+            self._job.listener.say(f"its own state is not kept beside checkpoints ({error})")
 
     def _ask(self) -> None:
         """Ask for work, and wait until there is some."""
@@ -203,9 +189,8 @@ class Worker:
                 self._snapshot = reply.vector.copy()
             assert self._snapshot is not None
             epoch, piece = reply.epoch, reply.piece
-            sums, n = self._evaluator.sums(self._snapshot, piece)
-            done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums)
-            reply = self._exchange(done)
+            sums = self._evaluator.sums(self._snapshot, piece)
+            reply = self._exchange(Message(Kind.VALIDATED, epoch=epoch, piece=piece, sums=sums))
         if reply.vector.size:
             self._side.refresh(reply.vector)
 
@@ -215,33 +200,22 @@ class Worker:
         """Send a message, and take from the reply what is not the algorithm's."""
         cpu_ms = (time.process_time_ns() - self._cpu_ns) // 10**6
         message = message._replace(origin=self._rank, memory_bytes=memory_bytes(), cpu_ms=cpu_ms)
-        reply = self._connection.exchange(message)
+        reply = self._ask_server(message)
         if reply.kind is Kind.STOP:
             raise stopped_by(reply)
         if reply.kind is Kind.BEGIN:
             self._begin(reply)
             raise _BegunError
-        self._mark = reply.position or self._mark
-        self._take(reply)
+        self._mark = reply.checkpoint or self._mark
+        self._reader.ask(reply.leases)
         return reply
 
     def _begin(self, reply: Message) -> None:
         """Begin with the server's weights, whatever was before."""
         self._side.begin(reply.vector)
-        if reply.position and self._states is not None:
-            state = self._states.read(reply.position)
+        if reply.checkpoint and self._states is not None:
+            state = self._states.read(reply.checkpoint)
             if state is not None:
                 self._side.load_state(state)
-        self._leases.clear()
-        if self._reader is not None:
-            self._reader.close()
-        self._reader = Reader(self._job)
-        self._take(reply)
-
-    def _take(self, reply: Message) -> None:
-        """Take leases, and have their pieces read."""
-        for values in reply.leases:
-            lease = Lease(*values)
-            self._leases.append(lease)
-            assert self._reader is not None
-            self._reader.ask(lease)
+        self._reader.leases.clear()
+        self._reader.ask(reply.leases)

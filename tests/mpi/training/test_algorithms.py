@@ -8,7 +8,12 @@ import pickle
 import numpy as np
 import pytest
 
-from overlapiter.mpi.training.algorithms import make_server_side, make_worker_side
+from overlapiter.mpi.training.algorithms import (
+    make_server_side,
+    make_worker_side,
+    mean_of,
+    take_quorum,
+)
 from overlapiter.mpi.training.optimizers import ServerOptimizer
 from overlapiter.mpi.training.settings import Settings
 
@@ -45,18 +50,17 @@ def sides(name: str, n_workers: int, sync_every: int, **more) -> tuple:
     return server, workers
 
 
-def exchange(server, worker, rank: int, message) -> None:
+def exchange(server, worker, message) -> None:
     """Carry messages and replies until neither has any more."""
     while message is not None:
-        (reply,) = server.apply(message, rank).values()
-        message = worker.receive(reply)
+        message = worker.receive(server.apply(message))
 
 
 def run(server, workers, schedule: list[int], first: int = 0) -> None:
     """Train with a fixed order of arrivals."""
     for step, rank in enumerate(schedule, first):
         message = workers[rank].step(gradient_at(workers[rank].weights, step))
-        exchange(server, workers[rank], rank, message)
+        exchange(server, workers[rank], message)
 
 
 # --- the equations, in float64, as plainly as can be ----------------------------------------------
@@ -170,7 +174,7 @@ def test_one_worker_moves_the_server_as_far_as_its_own_steps_led() -> None:
         worker.step(gradient_at(worker.weights, step))
     own = worker.weights.copy()
     own[:N] -= RATE * gradient_at(own, 3)[:N]
-    exchange(server, worker, 0, worker.step(gradient_at(worker.weights, 3)))
+    exchange(server, worker, worker.step(gradient_at(worker.weights, 3)))
     np.testing.assert_allclose(server.weights[:N], own[:N], rtol=1e-5)
 
 
@@ -179,7 +183,7 @@ def test_what_tau_has_not_completed_is_flushed(name: str) -> None:
     server, (worker,) = sides(name, 1, 5)
     assert worker.flush() is None
     assert worker.step(gradient_at(worker.weights, 0)) is None
-    exchange(server, worker, 0, worker.flush())
+    exchange(server, worker, worker.flush())
     assert worker.flush() is None
     centre, _ = REFERENCES[name]([0], 1, 1)
     np.testing.assert_allclose(server.weights, centre, rtol=1e-4, atol=1e-5)
@@ -206,8 +210,7 @@ def test_an_empty_message_fetches_the_centre(name: str) -> None:
     server, workers = sides(name, 3, 1)
     run(server, workers, [1])
     n_updates = server.n_updates
-    (fetched,) = server.apply(np.empty(0, np.float32), 2).values()
-    np.testing.assert_array_equal(fetched, server.weights)
+    np.testing.assert_array_equal(server.apply(np.empty(0, np.float32)), server.weights)
     assert server.n_updates == n_updates == 1
 
 
@@ -236,75 +239,98 @@ def ones(value: float) -> np.ndarray:
     return np.full(N + N_STATE, value, np.float32)
 
 
+class Together:
+    """A synchronous server, with what waits for it."""
+
+    def __init__(self, n_workers: int, quorum: float = 1.0) -> None:
+        more = {"synchronous": True, "quorum": quorum}
+        self.side, self.workers = sides("downpour", n_workers, 1, **more)
+        self.n_workers = n_workers
+        self.quorum = quorum
+        self.waiting: dict[int, np.ndarray] = {}
+
+    def take(self, rank: int, message: np.ndarray) -> list[int]:
+        """Take a message; return the ranks whose mean is applied now."""
+        self.waiting[rank] = message.copy()
+        return self.settle(self.n_workers)
+
+    def settle(self, n_workers: int) -> list[int]:
+        """Apply what waits, if that is enough of some number of workers; return its ranks."""
+        self.n_workers, ranks = n_workers, sorted(self.waiting)
+        ready = take_quorum(self.waiting, self.quorum, n_workers)
+        if ready:
+            self.side.apply(mean_of(ready))
+        return ranks if ready else []
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_the_mean_is_applied_when_all_are_there(order: tuple[int, ...]) -> None:
-    server, workers = sides("downpour", 3, 1, synchronous=True)
+    server = Together(3)
+    side, workers = server.side, server.workers
     for step in range(4):
         gradients = [gradient_at(worker.weights, 10 * step + i) for i, worker in enumerate(workers)]
-        before = server.weights.copy()
+        before = side.weights.copy()
         for rank in order[:-1]:
-            assert server.apply(workers[rank].step(gradients[rank]), rank) == {}
-            np.testing.assert_array_equal(server.weights, before)
-        replies = server.apply(workers[order[-1]].step(gradients[order[-1]]), order[-1])
-        assert sorted(replies) == [0, 1, 2]
+            assert not server.take(rank, workers[rank].step(gradients[rank]))
+            np.testing.assert_array_equal(side.weights, before)
+        assert server.take(order[-1], workers[order[-1]].step(gradients[order[-1]])) == [0, 1, 2]
         mean = (gradients[0] + gradients[1] + gradients[2]) / np.float32(3)
-        np.testing.assert_array_equal(server.weights[:N], before[:N] - np.float32(RATE) * mean[:N])
-        np.testing.assert_array_equal(server.weights[N:], mean[N:])
-        for rank, reply in replies.items():
-            workers[rank].receive(reply)
-    assert server.n_updates == 4
+        np.testing.assert_array_equal(side.weights[:N], before[:N] - np.float32(RATE) * mean[:N])
+        np.testing.assert_array_equal(side.weights[N:], mean[N:])
+        for worker in workers:
+            worker.receive(side.weights)
+    assert side.n_updates == 4
 
 
 def test_equal_workers_in_synchronous_mode_are_one_worker() -> None:
     one, (single,) = sides("downpour", 1, 1)
-    three, workers = sides("downpour", 3, 1, synchronous=True)
+    three = Together(3)
     for step in range(5):
-        exchange(one, single, 0, single.step(gradient_at(single.weights, step)))
-        replies = {}
-        for rank, worker in enumerate(workers):
-            replies = three.apply(worker.step(gradient_at(worker.weights, step)), rank)
-        for rank, reply in replies.items():
-            workers[rank].receive(reply)
-    np.testing.assert_allclose(three.weights, one.weights, rtol=1e-5)
+        exchange(one, single, single.step(gradient_at(single.weights, step)))
+        for rank, worker in enumerate(three.workers):
+            three.take(rank, worker.step(gradient_at(worker.weights, step)))
+        for worker in three.workers:
+            worker.receive(three.side.weights)
+    np.testing.assert_allclose(three.side.weights, one.weights, rtol=1e-5)
 
 
 def test_a_quorum_does_not_wait_for_stragglers_whose_gradients_join_the_next_mean() -> None:
-    server, _ = sides("downpour", 3, 1, synchronous=True, quorum=0.6)
-    before = server.weights.copy()
-    assert server.apply(ones(1), 0) == {}
-    assert sorted(server.apply(ones(3), 2)) == [0, 2]
-    np.testing.assert_allclose(server.weights[:N], before[:N] - RATE * 2, rtol=1e-6)
-    assert server.apply(ones(5), 1) == {}  # too late for that mean
-    assert sorted(server.apply(ones(7), 0)) == [0, 1]
-    np.testing.assert_allclose(server.weights[:N], before[:N] - RATE * 8, rtol=1e-6)
+    server = Together(3, quorum=0.6)
+    before = server.side.weights.copy()
+    assert server.take(0, ones(1)) == []
+    assert server.take(2, ones(3)) == [0, 2]
+    np.testing.assert_allclose(server.side.weights[:N], before[:N] - RATE * 2, rtol=1e-6)
+    assert server.take(1, ones(5)) == []  # too late for that mean
+    assert server.take(0, ones(7)) == [0, 1]
+    np.testing.assert_allclose(server.side.weights[:N], before[:N] - RATE * 8, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("share", "n_workers"), [(0.95, 20), (0.95, 4), (1.0, 7), (0.1, 3)])
 def test_the_quorum_is_its_share_of_the_workers_rounded_up(share: float, n_workers: int) -> None:
-    server, _ = sides("downpour", n_workers, 1, synchronous=True, quorum=share)
+    server = Together(n_workers, quorum=share)
     needed = max(1, math.ceil(share * n_workers))
-    assert [bool(server.apply(ones(1), rank)) for rank in range(needed)][-2:] == (
+    assert [bool(server.take(rank, ones(1))) for rank in range(needed)][-2:] == (
         [False, True] if needed > 1 else [True]
     )
 
 
 def test_workers_that_have_left_are_not_waited_for() -> None:
-    server, _ = sides("downpour", 3, 1, synchronous=True)
-    assert server.apply(ones(1), 0) == {}
-    assert server.apply(ones(3), 1) == {}
-    assert sorted(server.set_workers(2)) == [0, 1]
-    assert server.apply(ones(3), 1) == {}
-    assert sorted(server.set_workers(0)) == [1]
-    assert server.set_workers(0) == {}
-    assert server.n_updates == 2
+    server = Together(3)
+    assert server.take(0, ones(1)) == []
+    assert server.take(1, ones(3)) == []
+    assert server.settle(2) == [0, 1]
+    assert server.take(1, ones(3)) == []
+    assert server.settle(0) == [1]
+    assert server.settle(0) == []
+    assert server.side.n_updates == 2
 
 
 def test_the_message_of_a_worker_that_died_is_not_part_of_the_mean() -> None:
-    server, _ = sides("downpour", 3, 1, synchronous=True)
-    before = server.weights.copy()
-    server.apply(ones(100), 0)
-    server.apply(ones(2), 1)
-    server.forget(0)
-    assert server.set_workers(2) == {}
-    assert sorted(server.apply(ones(4), 2)) == [1, 2]
-    np.testing.assert_allclose(server.weights[:N], before[:N] - RATE * 3, rtol=1e-6)
+    server = Together(3)
+    before = server.side.weights.copy()
+    server.take(0, ones(100))
+    server.take(1, ones(2))
+    del server.waiting[0]
+    assert server.settle(2) == []
+    assert server.take(2, ones(4)) == [1, 2]
+    np.testing.assert_allclose(server.side.weights[:N], before[:N] - RATE * 3, rtol=1e-6)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from overlapiter.mpi.training.data import Source
 from overlapiter.mpi.training.leases import Lease, LeaseQueue, default_piece_examples, pieces_of
-from overlapiter.mpi.training.messages import (
-    Kind,
-    Message,
-    buffer_bytes,
-    pack,
-    reports_in,
-    rows_of,
-    unpack,
-)
+from overlapiter.mpi.training.messages import Kind, Message, buffer_bytes, pack, unpack
 from overlapiter.mpi.training.model import Batch
 from overlapiter.mpi.training.plan import groups_of, make_plan
+from overlapiter.mpi.training.reading import Reader
 from overlapiter.mpi.training.settings import Settings
+from overlapiter.tracing import OFF
 
 LENGTHS = (37, 5, 0, 40, 17)
 
@@ -102,30 +99,53 @@ def test_the_order_of_the_pieces_changes_with_epoch_and_seed() -> None:
     assert order(0, 2, shuffle=False) == [*range(27)]
 
 
+class Numbers:
+    """Files whose examples are the numbers from 0 on."""
+
+    def read(self, _path: str, start: int, stop: int, _local_path: str) -> Batch:
+        return (np.arange(start, stop),)
+
+
+def test_what_was_read_for_leases_that_were_taken_back_is_not_trained_on() -> None:
+    plan = SimpleNamespace(train_paths=["numbers"], train_pieces=pieces_of([12], 4))
+    settings = Settings(shuffle=False)
+    job: Any = SimpleNamespace(plan=plan, settings=settings, source=Numbers(), trace=OFF)
+    with contextlib.closing(Reader(job)) as reader:
+        reader.ask([Lease(1, 0), Lease(1, 1)])
+        reader.leases.clear()
+        reader.ask([Lease(1, 1), Lease(1, 0), Lease(1, 2)])
+        assert [reader.next()[0].tolist()[0] for _ in range(3)] == [4, 0, 8]
+        assert not reader.leases
+
+
 def test_a_message_is_the_same_when_it_was_a_flat_buffer() -> None:
     sent = Message(
-        Kind.EXCHANGE, 3, 1 << 20, 1 << 40, 7, 5, ((1, 2, 3), (4, 5, 6)), np.array([0.1, 2.0]),
-        np.arange(4, dtype=np.float32), "", 1 << 35, 12,
+        Kind.EXCHANGE, 3, 1 << 20, 1 << 40, 7, 5, (Lease(1, 2, 3), Lease(4, 5, 6)), (0.1, 2.0),
+        1 << 35, 12, vector=np.arange(4, dtype=np.float32),
     )  # fmt: skip
-    buffer = np.empty(buffer_bytes(2, 4), np.uint8)
+    buffer = np.empty(buffer_bytes() + sent.vector.nbytes, np.uint8)
     got = unpack(pack(sent, buffer))
-    assert got._replace(doubles=sent.doubles, vector=sent.vector) == sent
-    assert np.array_equal(got.doubles, sent.doubles)
+    assert got._replace(vector=sent.vector) == sent
     assert np.array_equal(got.vector, sent.vector)
     assert unpack(pack(Message(Kind.STOP, text="Ende: ü"), buffer)).text == "Ende: ü"
 
 
+def test_a_text_of_any_length_and_with_any_bytes_fits_into_a_message() -> None:
+    buffer = np.empty(buffer_bytes(), np.uint8)
+    got = unpack(pack(Message(Kind.FAILED, text="\udcff" + "ü" * 100_000), buffer))
+    assert got.text.startswith("?üü")
+    assert len(got.text) > 7000
+
+
 def test_reports_of_a_group_travel_together() -> None:
-    reports = [
-        Message(
-            Kind.EXCHANGE, i, 1, 2, 3, 4, (), np.array([0.5, i]), memory_bytes=1 << 40, cpu_ms=5
-        )
-        for i in (4, 6)
-    ]
-    found = reports_in(Message(Kind.GROUP, doubles=rows_of(reports)), 2)
-    assert [each[:6] for each in found] == [each[:6] for each in reports]
-    assert [each.doubles.tolist() for each in found] == [[0.5, 4.0], [0.5, 6.0]]
-    assert {(each.memory_bytes, each.cpu_ms) for each in found} == {(1 << 40, 5)}
+    large = 1 << 62
+    reports = tuple(
+        Message(Kind.EXCHANGE, i, large, large, large, large, (), (0.5, i), large, large)
+        for i in range(100)
+    )
+    buffer = np.empty(buffer_bytes(group_size=100), np.uint8)
+    found = unpack(pack(Message(Kind.EXCHANGE, reports=reports), buffer)).reports
+    assert [each[:-1] for each in found] == [each[:-1] for each in reports]
 
 
 def test_every_worker_belongs_to_one_group() -> None:
