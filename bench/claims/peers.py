@@ -8,31 +8,23 @@ Two experiments::
     python -m bench peers --parts epochs --kinds peers,alone --open-ms 0 --mb-per-s 1000 --repeats 3
 
 * ``epochs``: 4 ranks under ``mpiexec`` as 4 nodes or 2, in lockstep as in data-parallel training,
-  fresh global shuffles, room on each node for a part of the data: reads of the slow store and
-  seconds of each epoch, with peers, without, and with peers of which one server is killed or
-  stopped in the middle of each epoch from the second one on; beside ``MultiprocessIterator``,
-  PyTorch's ``DataLoader`` with ``DistributedSampler`` (left out without PyTorch) and fixed shards,
-  of which each node holds its own and no rank sees another's. All nodes run on the cores of this
-  machine, so the store is slow enough to be the limit; the last command shows where it is not.
-  With room for 15 % there are twice as many files: the three mini-batches that a rank has in work
-  take the place of files that are kept, and are to be as few of them as in a larger data set.
+  fresh global shuffles, room on each node for a part of the data. docs/clairvoyant.md says what
+  they are compared with (PyTorch is left out where there is none). All nodes run on the cores of
+  this machine, so the store is slow enough to be the limit; the last command shows where it is not.
 * ``serving``: one server and one client on this machine: how fast staged files come, and what they
   take of the CPU on both sides, beside a plain socket that carries as many bytes from memory.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -40,13 +32,13 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.harness.family import cpu_seconds
+from bench.harness.family import PEER, cpu_seconds, descendants, kinds_of
 from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, table
 from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_ranks
-from bench.loaders.sources import EpochOptions, capacity_of, prepare
+from bench.loaders.sources import EpochOptions, prepare, spec_of
 from bench.loaders.spec import RunSpec
 
 #: Nodes, the share of the data that each has room for, and what is done.
@@ -69,7 +61,6 @@ KINDS: dict[str, dict] = {
 }
 _N_RANKS = 4
 _IDLE_SECONDS = 2.0
-_RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 #: Of the second experiment.
 _SERVED = {
     "peers": "from a peer",
@@ -98,7 +89,7 @@ class Options(EpochOptions):
 def lockstep(request: dict, comm: Any, _device: int) -> tuple[Callable, Callable]:
     """Return what keeps a rank in step with the others, and what reports of its idle servers.
 
-    With a fault, rank 1 hits the servers of its node in the middle of each epoch but the first.
+    With a fault, rank 1 hits its servers in the middle of each epoch but the first.
     """
     spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
     n_batches = spec.n_examples // comm.size // spec.batch_size
@@ -124,33 +115,28 @@ def run_epochs(
     """Do one run of ranks in lockstep, with room for a fraction of the data.
 
     Returns:
-        ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch and
-        ``idle_cpu_share`` of the servers, means over the ranks.
+        ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch, the
+        mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
     """
-    usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
-    spec = replace(spec, **{**usual, **asked})
-    token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes, **token)
+    spec = spec_of(spec, {"order": "global", "is_decoding": False, "room": fraction, **asked})
+    ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes)
+    idle_cpu_seconds = sum(rank["idle_cpu_seconds"] for rank in ranks)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
         "first_seconds": mean(rank["start_seconds"] for rank in ranks),
-        "idle_cpu_share": mean(rank["idle_cpu_seconds"] for rank in ranks) / _IDLE_SECONDS,
+        "idle_cpu_share": idle_cpu_seconds / n_nodes / _IDLE_SECONDS,
     }
 
 
 def _servers() -> list[psutil.Process]:
-    """Return the servers of this rank's node."""
-    own, found = {name: os.environ[name] for name in (_RUN_VARIABLE, "OVERLAPITER_NODE")}, []
-    for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "ovl-peer":
-            with contextlib.suppress(psutil.Error):
-                found += [process] if own.items() <= process.environ().items() else []
-    return found
+    """Return the servers of this rank."""
+    family = kinds_of(descendants(os.getpid()))
+    return [process for process, kind in family.items() if kind == PEER]
 
 
 def _idle_cpu_seconds() -> float:
-    """Return the CPU that the servers of this node take while nothing is asked of them."""
+    """Return the CPU that the servers of this rank take while nothing is asked of them."""
     time.sleep(_IDLE_SECONDS / 2)  # what is staged ahead comes first
     servers = [server.pid for server in _servers()]
     before = sum(map(cpu_seconds, servers))
@@ -170,7 +156,6 @@ def measure(options: Options, scratch: Path) -> dict:
 
 def measure_epochs(options: Options, scratch: Path) -> dict:
     base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
-    base = replace(base, **options.usual)
     kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
@@ -178,7 +163,8 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     ]  # fmt: skip
 
     def run(point: dict) -> dict:
-        spec, n_nodes = replace(base, n_examples=point["examples"]), point["nodes"]
+        spec = spec_of(base, {**options.usual, "n_examples": point["examples"]})
+        n_nodes = point["nodes"]
         size = _N_RANKS // n_nodes, n_nodes, point["fraction"]
         return run_epochs(spec, *size, **KINDS[point["kind"]])
 
@@ -238,15 +224,11 @@ def take_served(request: dict) -> dict:
     else:
         n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer
         n_answers, n_ahead = (n * at_once // n_pieces for n in (len(batches), _N_REQUESTS))
-        serve = partial(_serve_bytes, size_bytes * n_pieces)
+        serve = partial(_serve_bytes, os.urandom(size_bytes * n_pieces))
         fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
-    context = get_context("fork")
-    ready = context.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = context.Process(target=serve, args=(listener, ready), daemon=True)
+        server = get_context("fork").Process(target=serve, args=(listener,), daemon=True)
         server.start()
-        if not ready.wait(_PATIENCE_SECONDS):
-            raise TimeoutError("the server did not become ready")
         seconds, used_seconds = fetch(listener.getsockname(), server.pid)
         server.kill()
         server.join()
@@ -256,7 +238,7 @@ def take_served(request: dict) -> dict:
 
 
 def _serve_files(
-    directory: str, names: list[str], size_bytes: int, listener: socket.socket, ready: Event
+    directory: str, names: list[str], size_bytes: int, listener: socket.socket
 ) -> None:
     """Stage files and serve them as a node does."""
     from bench.harness.store_access import stage_bytes, store_in
@@ -270,15 +252,12 @@ def _serve_files(
     stage_bytes(store, names, os.urandom(size_bytes))
     store.close()
     server = Server(listener, _SECRET, Catalogue([Site(directory)], "/nowhere", "", ""), since=0)
-    ready.set()
     while True:
         server.take_turn()
 
 
-def _serve_bytes(n_bytes: int, listener: socket.socket, ready: Event) -> None:
-    """Answer each byte that comes with so many from memory, the same ones again, as ``iperf``."""
-    data = os.urandom(n_bytes)
-    ready.set()
+def _serve_bytes(data: bytes, listener: socket.socket) -> None:
+    """Answer each byte that comes with these, from memory, as ``iperf``."""
     end, _ = listener.accept()
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while end.recv(1):
@@ -295,7 +274,8 @@ def _fetch_files(batches: list[list[str]], address: tuple, server: int) -> np.nd
     from overlapiter.peers.connection import Connection
     from overlapiter.store.extents import checksum_of, keys_of
 
-    key_of, connection = keys_of("/nowhere"), Connection(address, _SECRET, 30.0)
+    # It lets the client in when it is ready.
+    key_of, connection = keys_of("/nowhere"), Connection(address, _SECRET, 30.0, _PATIENCE_SECONDS)
     keys = {name: key_of(f"/nowhere/{name}") for batch in batches for name in batch}
     encoded = [[name.encode() for name in batch] for batch in batches]
     start = _clocks(server)
@@ -318,6 +298,8 @@ def _fetch_bytes(
     """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
     with socket.create_connection(address) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.sendall(b"g")
+        end.recv(n_pieces * size_bytes, socket.MSG_WAITALL)  # it is ready
         start = _clocks(server)
         end.sendall(b"g" * n_ahead)
         for number in range(n_answers):

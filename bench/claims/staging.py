@@ -7,18 +7,13 @@ There are three experiments, by ``--part``; those that are published have names 
     python -m bench evicting --local /mnt/xfs        # the same on another disk
     python -m bench large-files                      # sizes
 
-* ``reads``: reads in flight that tune themselves, beside fixed numbers of them. Files of 20 kB come
-  from an emulated slow store for some seconds. Reported are files per second in the second half of
-  a run; how many reads were allowed then; the seconds until 90 % of that rate was reached; and the
-  CPU time that staging one file takes.
-* ``evicting``: microseconds of CPU for a file. Photographs are staged with room for all of them and
-  with room for a part, in the pipeline: what the prefetchers use beyond their share for staging,
-  divided by the files that they evicted. And one process stages files through the store and evicts
-  all of them: at once (``dirty``), and after the disk has written them (``written``), since a hole
-  then costs a fraction.
-* ``sizes``: bytes for a second of CPU. Files of 110 kB, 1 MB and 10 MB lie on the local disk, in
-  the page cache, and are staged to a new directory on it, or copied to one by ``cp -r``. The start
-  of the prefetchers counts. What the disk does later, on behalf of either, does not.
+* ``reads``: files per second in the second half of a run, for reads in flight that tune themselves
+  and for fixed numbers of them; how many were allowed then; the seconds until 90 % of that rate was
+  reached; and the CPU time that staging one file takes.
+* ``evicting``: microseconds of CPU for a file, in the pipeline and by driving the store: at once
+  (``dirty``), and after the disk has written them (``written``): a hole then costs a fraction.
+* ``sizes``: bytes for a second of CPU, of the prefetchers with their start, or of ``cp -r``. Larger
+  files lie in the page cache. What the disk does later, on behalf of either, does not count.
 """
 
 from __future__ import annotations
@@ -28,7 +23,6 @@ import resource
 import subprocess
 import tempfile
 import time
-from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -42,7 +36,7 @@ from bench.harness.tables import Wanted, median_of, table
 from bench.harness.turns import take_turns
 from bench.loaders.files import make_files, read_files
 from bench.loaders.report import staging_us, verified
-from bench.loaders.sources import MountOptions, capacity_of, prepare, run_once
+from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
 from bench.loaders.spec import RunSpec
 
 STATES = ("dirty", "written")
@@ -99,7 +93,7 @@ def points_of(options: Options) -> list[dict]:
     ]  # fmt: skip
 
 
-def spec_of(point: dict, options: Options, scratch: Path) -> RunSpec:
+def spec_for(point: dict, options: Options, scratch: Path) -> RunSpec:
     """Return the run that stages the files of a point, once they are there."""
     n_files, size = point.get("n_examples", options.files), point.get("file_bytes")
     if size:
@@ -108,15 +102,12 @@ def spec_of(point: dict, options: Options, scratch: Path) -> RunSpec:
         if not options.pairs.exists():  # of many small ones, most are links to the others
             make_files(options.root, n_files, size, 500 if options.part == "reads" else n_files)
     spec, _facts = prepare(options, scratch, n_files)
-    asked = {name: point[name] for name in vars(spec).keys() & point.keys()}
-    if "room" in point:
-        asked["capacity"] = capacity_of(spec, point["room"])
-    return replace(spec, is_decoding=False, n_readers=options.readers, **asked)
+    return spec_of(spec, {"is_decoding": False, "n_readers": options.readers, **point})
 
 
 def measure(options: Options, scratch: Path) -> dict:
     points = points_of(options)
-    specs = {id(point): spec_of(point, options, scratch) for point in points}
+    specs = {id(point): spec_for(point, options, scratch) for point in points}
 
     def run(point: dict) -> dict:
         name, spec = point.get("name", ""), specs[id(point)]

@@ -14,6 +14,7 @@ lost is that beyond what the same mini-batches take the workers that are there.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import tempfile
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -53,50 +55,32 @@ class Numbers:
         pass
 
 
-class Load:
-    """A model that only takes time."""
+def model_of(request: dict) -> SimpleNamespace:
+    """Return a model that only takes time."""
+    weights, matrix = np.zeros(request["n"], np.float32), np.ones((128, 128), np.float32)
+    steps = itertools.count(1)
 
-    measure_names = ("loss",)
-    n_state = 0
-
-    def __init__(self, request: dict) -> None:
-        self._request = request
-        self._weights = np.zeros(request["n"], np.float32)
-        self._matrix = np.ones((128, 128), np.float32)
-        self._n_steps = 0
-        self.layout = str(request["n"])
-
-    def weights(self):
-        return self._weights.copy()
-
-    def load(self, weights):
-        np.copyto(self._weights, weights)
-
-    def _work(self, seconds: float) -> None:
-        if self._request["does"] == "waits":
-            time.sleep(seconds)
-            return
-        until = time.thread_time() + seconds  # CPU time: a busy core makes it take longer
+    def work(*_arguments: object) -> tuple[float]:
+        if request["does"] == "waits":
+            time.sleep(request["seconds"])
+            return (0.0,)
+        until = time.thread_time() + request["seconds"]  # a busy core makes it take longer
         while time.thread_time() < until:
-            self._matrix @ self._matrix
+            matrix @ matrix
+        return (0.0,)
 
-    def gradient(self, _batch, gradient, _seed):
-        self._work(self._request["seconds"])
-        self._n_steps += 1
-        if self._n_steps == self._request.get("dies_at") and os.environ.get(_RANK) == "2":
+    def gradient(_batch: object, gradient: np.ndarray, _seed: int) -> tuple[float]:
+        measures = work()
+        if next(steps) == request.get("dies_at") and os.environ.get(_RANK) == "2":
             os.kill(os.getpid(), signal.SIGKILL)
         gradient[:] = 0
-        return (0.0,)
+        return measures
 
-    def evaluate(self, _batch):
-        self._work(self._request["seconds"])
-        return (0.0,)
-
-    def names_of_bad(self):
-        return []
-
-    def save(self, _path):
-        pass
+    return SimpleNamespace(
+        layout=str(request["n"]), measure_names=("loss",), n_state=0,
+        weights=weights.copy, load=partial(np.copyto, weights), gradient=gradient, evaluate=work,
+        names_of_bad=list, save=lambda _path: None,
+    )  # fmt: skip
 
 
 _RANK = "OMPI_COMM_WORLD_RANK"
@@ -116,7 +100,7 @@ def rank(request: dict) -> dict | None:
         epoch = progress
 
     records = overlapiter.mpi.train(
-        lambda: Load(request), request["train"], request["val"], listener=Listener(),
+        lambda: model_of(request), request["train"], request["val"], listener=Listener(),
         data=f"{__file__}:Numbers", batch=_BATCH, epochs=request["epochs"],
         optimizer=request.get("optimizer", "sgd"), validation=request.get("validation", "thread"),
         out=request["out"],
@@ -178,6 +162,10 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points}
 
 
+def _speed(run: dict, one_worker: dict) -> float:
+    return one_worker["seconds"] / run["seconds"]
+
+
 def _hidden(run: dict, inline: dict, none: dict) -> float:
     return 1 - (run["seconds"] - none["seconds"]) / (inline["seconds"] - none["seconds"])
 
@@ -191,7 +179,7 @@ def _lost(run: dict) -> float:
 _VALIDATED = ("validation inline", _NONE)
 #: By kind of point: words for its figure, what it is compared with, and what makes it of the runs.
 _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
-    "scaling": ("{:.2f} times", ("{does}, 1 workers",), lambda a, b: b["seconds"] / a["seconds"]),
+    "scaling": ("{:.2f} times", ("{does}, 1 workers",), _speed),
     "hidden": ("{:.0%} hidden", _VALIDATED, _hidden),
     "none": (
         "{:.2f} s of validation to hide", _VALIDATED[:1], lambda a, b: b["seconds"] - a["seconds"]
@@ -199,17 +187,15 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
     "updates": ("{:,.0f} updates/s", (), lambda run: run["updates"] / run["seconds"]),
     "killed": ("{:.2f} s lost", (), _lost),
 }  # fmt: skip
-TARGETS: tuple[Wanted, ...] = tuple((what, "", wanted, names, _KINDS[kind][-1])
-    for what, wanted, kind, *names in (
-        ("speed of 4 workers that wait, of 1", 3.6,
-         "scaling", "waits, 4 workers", "waits, 1 workers"),
-        ("of the validation's time, hidden by a thread", 0.9,
-         "hidden", "validation thread", *_VALIDATED),
-        ("of the validation's time, hidden by 4 workers", None,
-         "hidden", "validation workers", *_VALIDATED),
-        ("speed of 2 workers that compute, of 1", None,
-         "scaling", "computes, 2 workers", "computes, 1 workers"),
-    )
+TARGETS: tuple[Wanted, ...] = (
+    ("speed of 4 workers that wait, of 1", "", 3.6,
+     ("waits, 4 workers", "waits, 1 workers"), _speed),
+    ("of the validation's time, hidden by a thread", "", 0.9,
+     ("validation thread", *_VALIDATED), _hidden),
+    ("of the validation's time, hidden by 4 workers", "", None,
+     ("validation workers", *_VALIDATED), _hidden),
+    ("speed of 2 workers that compute, of 1", "", None,
+     ("computes, 2 workers", "computes, 1 workers"), _speed),
 )  # fmt: skip
 
 

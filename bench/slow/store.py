@@ -75,8 +75,7 @@ class _SlowOpen:
 class SlowStore(contextlib.AbstractContextManager):
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
-    Where it is installed, every ``open`` for reading below its root waits as a loaded parallel file
-    system would let it wait::
+    Where it is installed, every ``open`` for reading below its root waits::
 
         store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
         dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
@@ -84,19 +83,16 @@ class SlowStore(contextlib.AbstractContextManager):
             ...
         print(store.opens, store.bytes_read, store.opens_by_path())
 
-    Each open waits ``open_seconds``; these waits overlap, between threads as well as between
-    processes. All processes and threads of the machine that use the same store, or a pickled copy
-    of it, share ``bytes_per_second``, first come, first served. Both are paid by one sleep inside
-    ``open``: the transfer time of the whole file is reserved there, and an ordinary file object
-    comes back, whose reads cost nothing extra. ``os.open``, ``os.stat`` and directory listings are
-    not delayed, nor are C libraries that open files by themselves.
+    The waits overlap, between threads as well as between processes. All that use the same store, or
+    a pickled copy of it, share the bandwidth, first come, first served. Both are paid by one sleep
+    inside ``open``, for the whole file, and an ordinary file object comes back. ``os.open``,
+    ``os.stat`` and directory listings are not delayed, nor are C libraries that open files.
 
-    Each successful open is a record in a log that all processes share. A record lies within one
-    memory page and is written by one system call, so the log is exact, also when processes are
-    killed at any moment. When the last file is ready says until when the store is busy. The log is
-    memory without a name: it is gone when the last process that uses it is, however that ends. The
-    process that made the store has to live when a pickled copy is unpickled; after :meth:`close`,
-    or once the store is garbage-collected, it goes on working in the other processes.
+    Each successful open is a record in a log that all processes share. It lies within one memory
+    page and is written by one system call, so the log is exact, whenever processes are killed. The
+    log is memory without a name: it is gone when the last process that uses it is. The process that
+    made the store has to live when a pickled copy is unpickled; after :meth:`close`, or once the
+    store is garbage-collected, it goes on working in the other processes.
 
     Args:
         root: The directory that is slow; it need not exist yet.
@@ -118,11 +114,9 @@ class SlowStore(contextlib.AbstractContextManager):
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
         if log:
-            self._fd = os.open(log[0], os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._fd = os.open(log[0], os.O_RDWR | os.O_CLOEXEC)
         else:
             self._fd = os.memfd_create("slowstore")
-            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
         self._release = weakref.finalize(self, os.close, self._fd)
         self._log = log or (f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino)
         if os.fstat(self._fd).st_ino != self._log[1]:  # another file has got the number since
@@ -190,14 +184,14 @@ class SlowStore(contextlib.AbstractContextManager):
     def wait_for(self, path: str, size_bytes: int) -> None:
         """Log one open of a path below the root, and block until the whole file could be there."""
         with self._locked():
-            begin = (self.opens - 1) * _RECORD_BYTES
-            last = os.pread(self._fd, _HEAD.size, begin) if begin >= 0 else b""
-            busy_until = _HEAD.unpack(last)[0] if last else 0.0
+            end = self.opens * _RECORD_BYTES
+            last = os.pread(self._fd, _HEAD.size, end - _RECORD_BYTES) if end else bytes(_HEAD.size)
+            busy_until = _HEAD.unpack(last)[0]
             ready = max(time.monotonic() + self.open_seconds, busy_until)
             ready += size_bytes / self.bytes_per_second
             name = os.fsencode(path)[-_PATH_BYTES:]
             head = _HEAD.pack(ready, size_bytes, os.getpid(), len(name))
-            os.write(self._fd, (head + name).ljust(_RECORD_BYTES, b"\0"))
+            os.pwrite(self._fd, (head + name).ljust(_RECORD_BYTES, b"\0"), end)
         left = ready - time.monotonic()
         if left > 0:
             time.sleep(left)
