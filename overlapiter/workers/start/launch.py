@@ -75,7 +75,14 @@ _MAIN = "overlapiter.workers.supervisor.main"
 #: A forkserver that was killed may take so long to be seen as ended.
 _ENDING_SECONDS = 2.0
 
-_environment_lock = threading.Lock()
+#: Held where a process is started. A fork waits for it, since its child would wait for ever: for
+#: this, or for a lock of multiprocessing's that is held meanwhile, by a thread that is not there.
+_start_lock = threading.RLock()
+os.register_at_fork(
+    before=_start_lock.acquire,
+    after_in_parent=_start_lock.release,
+    after_in_child=_start_lock.release,
+)
 
 
 class Child:
@@ -272,7 +279,8 @@ def interrupts_held() -> Iterator[None]:
     The kernel may give the signal to another thread of this process, of NumPy for example, and
     Python then runs its handler in the main one all the same: so another handler stands in for it.
     """
-    resource_tracker.ensure_running()  # would end the hold, were it started inside
+    with _start_lock:
+        resource_tracker.ensure_running()  # would end the hold, were it started inside
     came: list[tuple[Any, ...]] = []
     pid, handler = os.getpid(), signal.getsignal(signal.SIGINT)
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -363,7 +371,7 @@ def kill_stopped_forkserver(stops: Stops) -> None:
 @contextlib.contextmanager
 def hidden_launcher() -> Iterator[None]:
     """Hide the launcher from processes that are started meanwhile, and give them their settings."""
-    with _environment_lock:
+    with _start_lock:  # the environment is for one at a time
         settings = {**_LIBRARY_SETTINGS, **_child_settings()}
         hidden = {name: os.environ.pop(name) for name in launcher_variables()}
         added = {k: v for k, v in settings.items() if k not in os.environ}
