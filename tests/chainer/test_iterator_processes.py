@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
@@ -174,11 +175,15 @@ def test_a_forkserver_that_the_program_started_itself_is_used(tmp_path: Path) ->
     assert (ended.stdout, ended.stderr) == ("2 True\n0 forkserver\n", "")
 
 
-def test_a_program_without_a_main_guard_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["init_main_from_path", "main_path"])  # as up to 3.13.7, and later
+def test_a_program_without_a_main_guard_works(tmp_path: Path, key: str) -> None:
     ended = run_script(
         tmp_path,
-        """
+        f"""
         print("once")
+        from multiprocessing import spawn
+        tell = spawn.get_preparation_data
+        spawn.get_preparation_data = lambda name: dict(tell(name), {key}=__file__)
         import overlapiter
         from tests.chainer.iterator_datasets import Pixels
 

@@ -339,7 +339,8 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
         server._forkserver_pid = server._forkserver_address = None
         server._forkserver_alive_fd = None
     if server._forkserver_pid is None and server._forkserver_address is None:
-        wanted = list(server._preload_modules)
+        # From 3.13.8 on Python would run the program in there, be it guarded or not, and with MPI.
+        wanted = [name for name in server._preload_modules if name != "__main__"]
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
         forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
     forkserver.ensure_running()
