@@ -313,7 +313,7 @@ except PipelineError as error:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-@pytest.mark.parametrize("n_processes", [2, 4])
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
 def test_without_room_for_any_worker_the_limit_is_named(tmp_path: Path, n_processes: int) -> None:
     body = """
 with tempfile.TemporaryDirectory() as folder:
@@ -323,8 +323,8 @@ with tempfile.TemporaryDirectory() as folder:
         with make(n_processes=30) as it:
             take(it, 1)
         raise AssertionError
-    except (PipelineError, BlockingIOError) as error:
-        assert "rocess" in str(error) or error.errno == 11, error
+    except PipelineError as error:
+        assert "rocess" in str(error), error
     assert time.monotonic() - start < 100
     os.chdir("/")
 """

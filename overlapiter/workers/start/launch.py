@@ -279,7 +279,7 @@ def interrupts_held() -> Iterator[None]:
     The kernel may give the signal to another thread of this process, of NumPy for example, and
     Python then runs its handler in the main one all the same: so another handler stands in for it.
     """
-    with _start_lock:
+    with _start_lock, _explained():
         resource_tracker.ensure_running()  # would end the hold, were it started inside
     came: list[tuple[Any, ...]] = []
     pid, handler = os.getpid(), signal.getsignal(signal.SIGINT)
