@@ -193,3 +193,25 @@ def test_a_program_without_a_main_guard_works(tmp_path: Path, key: str) -> None:
     )
 
     assert (ended.stdout, ended.stderr) == ("once\n2\n", "")
+
+
+def test_a_path_that_is_no_text_among_those_of_python_is_named(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        """
+        import pathlib, sys
+        import overlapiter
+        from tests.chainer.iterator_datasets import Pixels
+
+        sys.path.append(pathlib.Path("modules"))
+        try:
+            overlapiter.OverlapIterator(Pixels(4), 2)
+        except overlapiter.errors.PipelineError as error:
+            print(error)
+        sys.path[-1] = str(sys.path[-1])
+        print(len(next(overlapiter.OverlapIterator(Pixels(4), 2))))
+        """,
+    )
+
+    assert ended.stdout.startswith("sys.path holds PosixPath('modules'), with which")
+    assert (ended.stdout[-3:], ended.stderr) == ("\n2\n", "")

@@ -21,6 +21,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -343,6 +344,11 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
         wanted = [name for name in server._preload_modules if name != "__main__"]
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
         forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
+        for wrong in [each for each in sys.path if not isinstance(each, (str, bytes))]:
+            raise PipelineError(
+                f"sys.path holds {wrong!r}, with which Python's forkserver cannot start, and where "
+                f"Python finds no module; put str(...) of it there"
+            )
     forkserver.ensure_running()
 
 
