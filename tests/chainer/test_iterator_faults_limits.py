@@ -257,6 +257,20 @@ check("working directory")
     assert_done(run(tmp_path, body))
 
 
+def test_a_working_directory_that_this_user_may_not_enter_is_no_obstacle(tmp_path: Path) -> None:
+    body = """
+place = os.path.abspath("here")
+os.mkdir(place)
+os.chdir(place)
+os.chmod(place, 0)
+with overlapiter.OverlapIterator(Pixels(8), 4) as it:
+    take_pixels(it, 4)
+os.chmod(place, 0o700)
+"""
+    as_others = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    assert_done(run(tmp_path, body, as_others if os.geteuid() == 0 else ()))
+
+
 # --- processes --------------------------------------------------------------------------------
 
 #: As an ordinary user, but one who may read whatever the tests may: root has no such limit.

@@ -164,7 +164,8 @@ def launch(
     """
     buffer = io.BytesIO()
     data = dict(prepared)
-    if not os.path.isdir(data["dir"]):  # removed since: it is where the forkserver is
+    # Where it was removed since, or this user may not enter it, it is where the forkserver is.
+    if not os.access(data["dir"], os.X_OK):
         del data["dir"]
     main_path = data.pop("init_main_from_path", None)
     main_name = data.pop("init_main_from_name", None)
