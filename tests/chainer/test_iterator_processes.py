@@ -195,6 +195,27 @@ def test_a_program_without_a_main_guard_works(tmp_path: Path, key: str) -> None:
     assert (ended.stdout, ended.stderr) == ("once\n2\n", "")
 
 
+def test_a_program_may_run_in_pythons_debugger(tmp_path: Path) -> None:
+    body = """
+        import numpy as np
+        import overlapiter
+
+        class Mine:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                return np.full(3, i)
+
+        if __name__ == "__main__":
+            with overlapiter.OverlapIterator(Mine(), 2, shuffle=False, n_processes=1) as it:
+                print([int(example[0]) for example in next(it)])
+    """
+    ended = run_script(tmp_path, body, runner=("-m", "pdb", "-c", "continue"))
+
+    assert "[0, 1]\n" in ended.stdout, ended.stdout
+
+
 def test_a_path_that_is_no_text_among_those_of_python_is_named(tmp_path: Path) -> None:
     ended = run_script(
         tmp_path,

@@ -312,6 +312,7 @@ def interrupts_held() -> Iterator[None]:
 @contextlib.contextmanager
 def _undecided_start_method() -> Iterator[None]:
     """Leave the program free to set its start method later; preparing a child decides it."""
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # as scripts have it, but not in pdb
     is_undecided = multiprocessing.get_start_method(allow_none=True) is None
     try:
         yield
