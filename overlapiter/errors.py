@@ -83,7 +83,8 @@ class DatasetPicklingError(OverlapError, TypeError):
         super().__init__(
             f"{attribute} cannot be sent to the file readers, since it cannot be pickled "
             f"({reason}). Open files, locks and connections on first use, when an example is read, "
-            f"and leave them out in __getstate__; define functions at the top level of a module."
+            f"and leave them out in __getstate__; define functions and classes at the top level of "
+            f"a module, which a script is not under `python -m cProfile`."
         )
         self.attribute = attribute
 

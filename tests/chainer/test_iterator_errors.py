@@ -6,8 +6,10 @@ import gc
 import os
 import pickle
 import signal
+import threading
 import time
 import warnings
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +345,36 @@ def test_a_forked_child_of_the_trainer_goes_on_with_workers_of_its_own(make_ours
 
     assert indices_of(next(iterator)) == [4, 5, 6, 7]
     assert isinstance(iterator, OverlapIterator)
+
+
+def test_a_fork_while_another_thread_starts_workers_leaves_a_child_that_can_do_so(
+    make_ours: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, forked = threading.Event(), threading.Event()
+
+    def start_slowly() -> None:
+        with resource_tracker._resource_tracker._lock:  # as a start does
+            begun.set()
+            forked.wait(0.5)  # the fork is to wait, or comes now
+
+    monkeypatch.setattr(resource_tracker, "ensure_running", start_slowly)
+    thread = threading.Thread(target=make_ours, args=(Pixels(16), 4))
+    thread.start()
+    begun.wait()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(PROMPT_SECONDS))
+            monkeypatch.undo()
+            status = 0 if next(make_ours(Pixels(16), 4)) else 2
+        finally:
+            os._exit(status)
+    forked.set()
+    thread.join()
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 HANDED = """

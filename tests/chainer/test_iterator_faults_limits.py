@@ -257,6 +257,20 @@ check("working directory")
     assert_done(run(tmp_path, body))
 
 
+def test_a_working_directory_that_this_user_may_not_enter_is_no_obstacle(tmp_path: Path) -> None:
+    body = """
+place = os.path.abspath("here")
+os.mkdir(place)
+os.chdir(place)
+os.chmod(place, 0)
+with overlapiter.OverlapIterator(Pixels(8), 4) as it:
+    take_pixels(it, 4)
+os.chmod(place, 0o700)
+"""
+    as_others = ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
+    assert_done(run(tmp_path, body, as_others if os.geteuid() == 0 else ()))
+
+
 # --- processes --------------------------------------------------------------------------------
 
 #: As an ordinary user, but one who may read whatever the tests may: root has no such limit.
@@ -313,7 +327,7 @@ except PipelineError as error:
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
-@pytest.mark.parametrize("n_processes", [2, 4])
+@pytest.mark.parametrize("n_processes", [1, 2, 4])
 def test_without_room_for_any_worker_the_limit_is_named(tmp_path: Path, n_processes: int) -> None:
     body = """
 with tempfile.TemporaryDirectory() as folder:
@@ -323,8 +337,8 @@ with tempfile.TemporaryDirectory() as folder:
         with make(n_processes=30) as it:
             take(it, 1)
         raise AssertionError
-    except (PipelineError, BlockingIOError) as error:
-        assert "rocess" in str(error) or error.errno == 11, error
+    except PipelineError as error:
+        assert "rocess" in str(error), error
     assert time.monotonic() - start < 100
     os.chdir("/")
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
@@ -174,11 +175,15 @@ def test_a_forkserver_that_the_program_started_itself_is_used(tmp_path: Path) ->
     assert (ended.stdout, ended.stderr) == ("2 True\n0 forkserver\n", "")
 
 
-def test_a_program_without_a_main_guard_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["init_main_from_path", "main_path"])  # as up to 3.13.7, and later
+def test_a_program_without_a_main_guard_works(tmp_path: Path, key: str) -> None:
     ended = run_script(
         tmp_path,
-        """
+        f"""
         print("once")
+        from multiprocessing import spawn
+        tell = spawn.get_preparation_data
+        spawn.get_preparation_data = lambda name: dict(tell(name), {key}=__file__)
         import overlapiter
         from tests.chainer.iterator_datasets import Pixels
 
@@ -188,3 +193,46 @@ def test_a_program_without_a_main_guard_works(tmp_path: Path) -> None:
     )
 
     assert (ended.stdout, ended.stderr) == ("once\n2\n", "")
+
+
+def test_a_program_may_run_in_pythons_debugger(tmp_path: Path) -> None:
+    body = """
+        import numpy as np
+        import overlapiter
+
+        class Mine:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                return np.full(3, i)
+
+        if __name__ == "__main__":
+            with overlapiter.OverlapIterator(Mine(), 2, shuffle=False, n_processes=1) as it:
+                print([int(example[0]) for example in next(it)])
+    """
+    ended = run_script(tmp_path, body, runner=("-m", "pdb", "-c", "continue"))
+
+    assert "[0, 1]\n" in ended.stdout, ended.stdout
+
+
+def test_a_path_that_is_no_text_among_those_of_python_is_named(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        """
+        import pathlib, sys
+        import overlapiter
+        from tests.chainer.iterator_datasets import Pixels
+
+        sys.path.append(pathlib.Path("modules"))
+        try:
+            overlapiter.OverlapIterator(Pixels(4), 2)
+        except overlapiter.errors.PipelineError as error:
+            print(error)
+        sys.path[-1] = str(sys.path[-1])
+        print(len(next(overlapiter.OverlapIterator(Pixels(4), 2))))
+        """,
+    )
+
+    assert ended.stdout.startswith("sys.path holds PosixPath('modules'), with which")
+    assert (ended.stdout[-3:], ended.stderr) == ("\n2\n", "")

@@ -20,6 +20,7 @@ import os
 import pickle
 import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -82,7 +83,14 @@ _OF_MAIN_MODULE = ("init_main_from_name", "init_main_from_path")
 #: A forkserver that was killed may take so long to be seen as ended.
 _ENDING_SECONDS = 2.0
 
-_environment_lock = threading.Lock()
+#: Held where a process is started. A fork waits for it, since its child would wait for ever: for
+#: this, or for a lock of multiprocessing's that is held meanwhile, by a thread that is not there.
+_start_lock = threading.RLock()
+os.register_at_fork(
+    before=_start_lock.acquire,
+    after_in_parent=_start_lock.release,
+    after_in_child=_start_lock.release,
+)
 
 
 class Child:
@@ -155,7 +163,8 @@ def launch(
     """
     buffer = io.BytesIO()
     data = dict(prepared)
-    if not os.path.isdir(data["dir"]):  # removed since: it is where the forkserver is
+    # Where it was removed since, or this user may not enter it, it is where the forkserver is.
+    if not os.access(data["dir"], os.X_OK):
         del data["dir"]
     main_module = {key: data.pop(key) for key in _OF_MAIN_MODULE if key in data}
     main_path = main_module.get("init_main_from_path", "")
@@ -274,7 +283,8 @@ def interrupts_held() -> Iterator[None]:
     The kernel may give the signal to another thread of this process, of NumPy for example, and
     Python then runs its handler in the main one all the same: so another handler stands in for it.
     """
-    resource_tracker.ensure_running()  # would end the hold, were it started inside
+    with _start_lock, _explained():
+        resource_tracker.ensure_running()  # would end the hold, were it started inside
     came: list[tuple[Any, ...]] = []
     pid, handler = os.getpid(), signal.getsignal(signal.SIGINT)
     is_main_thread = threading.current_thread() is threading.main_thread()
@@ -304,6 +314,7 @@ def interrupts_held() -> Iterator[None]:
 @contextlib.contextmanager
 def _undecided_start_method() -> Iterator[None]:
     """Leave the program free to set its start method later; preparing a child decides it."""
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # as scripts have it, but not in pdb
     is_undecided = multiprocessing.get_start_method(allow_none=True) is None
     try:
         yield
@@ -321,9 +332,15 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
         server._forkserver_pid = server._forkserver_address = None
         server._forkserver_alive_fd = None
     if server._forkserver_pid is None and server._forkserver_address is None:
-        wanted = list(server._preload_modules)
+        # From 3.13.8 on Python would run the program in there, be it guarded or not, and with MPI.
+        wanted = [name for name in server._preload_modules if name != "__main__"]
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
         forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
+        for wrong in [each for each in sys.path if not isinstance(each, (str, bytes))]:
+            raise PipelineError(
+                f"sys.path holds {wrong!r}, with which Python's forkserver cannot start, and where "
+                f"Python finds no module; put str(...) of it there"
+            )
     forkserver.ensure_running()
 
 
@@ -353,7 +370,7 @@ def kill_stopped_forkserver(stops: Stops) -> None:
 @contextlib.contextmanager
 def hidden_launcher() -> Iterator[None]:
     """Hide the launcher from processes that are started meanwhile, and give them their settings."""
-    with _environment_lock:
+    with _start_lock:  # the environment is for one at a time
         settings = {**_LIBRARY_SETTINGS, **_child_settings()}
         hidden = {name: os.environ.pop(name) for name in launcher_variables()}
         added = {k: v for k, v in settings.items() if k not in os.environ}
