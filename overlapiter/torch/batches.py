@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +22,7 @@ from overlapiter.sharedmem.slots import (
     row_leaves,
 )
 from overlapiter.torch.collation import Collation
-from overlapiter.torch.face import RAW, TURNED, RemoteError
+from overlapiter.torch.face import RAW, RemoteError
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -81,22 +80,9 @@ class WholeViews(TensorViews):
         written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
         if not written:
             return Collated(None, skipped, 0)
-        whole: Any = row_leaves(layout, root, columns, 0, written[0])
-        (pickled, _, kinds), leaves, _ = whole
-        values = [*map(_turned_back, kinds, leaves)]
-        return Collated(_Filled(pickled, values).load(), skipped, n_indices - len(skipped))
-
-
-class _Filled(pickle.Unpickler):
-    """Unpickles what a ``collate_fn`` has returned around its tensors and arrays."""
-
-    def __init__(self, pickled: bytes, values: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._values = values
-
-    def persistent_load(self, number: int) -> Any:
-        """Return a tensor or an array."""
-        return self._values[number]
+        structure, leaves, _ = row_leaves(layout, root, columns, 0, written[0])
+        data = pickle.loads(structure[0], buffers=leaves)  # type: ignore[arg-type]  # it is bytes
+        return Collated(data, skipped, n_indices - len(skipped))
 
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:
@@ -112,16 +98,6 @@ def _original(kind: str, leaf: Any) -> Any:
     if kind in _ORIGINALS:
         return _ORIGINALS[kind](leaf)
     return leaf if isinstance(leaf, torch.Tensor) else _tensor(kind, leaf)
-
-
-def _turned_back(kind: str, leaf: Any) -> Any:
-    """Return a leaf as it was before it was made contiguous."""
-    kind, _, axes = kind.partition(TURNED)
-    value = _original(kind, leaf)
-    if not axes:
-        return value
-    turn = torch.permute if isinstance(value, torch.Tensor) else np.transpose
-    return turn(value, np.argsort([int(axis) for axis in axes.split(",")]).tolist())
 
 
 def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> Any:

@@ -34,8 +34,6 @@ SHARED_DTYPES = frozenset(
 #: Element types that NumPy lacks travel as integers of their size.
 _RAW_TYPES = {1: "uint8", 2: "int16", 4: "int32"}
 RAW = "raw:"
-#: Precedes, in the kind of a leaf, the axes in the order in which its elements lie.
-TURNED = "/"
 
 
 class Renewal(NamedTuple):
@@ -153,7 +151,7 @@ class TorchFace(Face):
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return an example's structure and leaves, or those of a collated mini-batch."""
         leaves: list[Any] = []
-        return (_skeleton if self.collates else _walk)(example, leaves), leaves
+        return (_pickled if self.collates else _walk)(example, leaves), leaves
 
     def collate(self, examples: Any) -> object:
         """Call ``collate_fn`` as PyTorch does."""
@@ -270,52 +268,26 @@ def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:
 # --- what a collate_fn returns, as one row ----------------------------------------------------
 
 
-class _SkeletonPickler(pickle.Pickler):
-    """Pickles anything, and leaves tensors and arrays out."""
+class _CollatedPickler(pickle.Pickler):
+    """Pickles anything, with the memory of tensors and arrays out of band."""
 
-    def __init__(self, stream: io.BytesIO, leaves: list[Any]) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self.kinds: list[str] = []
-        self._leaves = leaves
-        self._numbers: dict[int, tuple[int, Any]] = {}  # by id, with the leaf, which stays alive
-
-    def persistent_id(self, thing: Any) -> int | None:
-        """Return the number of a leaf; None for what is pickled."""
-        if id(thing) in self._numbers:  # one leaf in two places is sent once, and stays one
-            return self._numbers[id(thing)][0]
+    def reducer_override(self, thing: Any) -> Any:
         if is_tensor(thing):
-            kind = _tensor_leaf(thing, self._leaves)
-        elif type(thing) is np.ndarray and not thing.dtype.hasobject:
-            kind = "array"
-            self._leaves.append(thing)
-        else:
-            return None
-        if kind == "loose":
-            self._leaves.pop()
-            return None
-        self.kinds.append(kind + _made_contiguous(self._leaves))
-        number = len(self.kinds) - 1
-        self._numbers[id(thing)] = number, thing
-        return number
+            from overlapiter.torch.memory import reduced
+
+            return reduced(thing, None)
+        if type(thing) is not np.ndarray or thing.dtype.hasobject:
+            return NotImplemented
+        if thing.flags.forc and thing.flags.writeable:
+            return NotImplemented  # NumPy's own way leaves its memory out
+        axes = sorted(range(thing.ndim), key=thing.strides.__getitem__, reverse=True)
+        return np.transpose, (np.array(thing.transpose(axes), order="C"), np.argsort(axes).tolist())
 
 
-def _made_contiguous(leaves: list[Any]) -> str:
-    """Turn the last leaf so that its elements lie in order, as a slot has them.
-
-    Return what to add to its kind, by which the trainer turns it back: a user chose
-    ``channels_last``, for example, for the sake of speed.
-    """
-    leaf = leaves[-1]
-    axes = sorted(range(leaf.ndim), key=leaf.strides.__getitem__, reverse=True)
-    turned = leaf.transpose(axes)
-    if leaf.flags.c_contiguous or not turned.flags.c_contiguous:
-        return ""
-    leaves[-1] = turned
-    return TURNED + ",".join(map(str, axes))
-
-
-def _skeleton(batch: object, leaves: list[Any]) -> Structure:
+def _pickled(batch: object, leaves: list[Any]) -> Structure:
+    """Return a mini-batch's pickle as its structure; the leaves are the bytes of its memory."""
     stream = io.BytesIO()
-    pickler = _SkeletonPickler(stream, leaves)
-    pickler.dump(batch)
-    return (stream.getvalue(), None, tuple(pickler.kinds))
+    buffers: list[pickle.PickleBuffer] = []
+    _CollatedPickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(batch)
+    leaves += [np.asarray(buffer.raw()) for buffer in buffers]
+    return (stream.getvalue(), None, ("array",) * len(buffers))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import socket
 import time
 import weakref
@@ -15,7 +14,8 @@ from torch.utils import data
 from torch.utils.data import default_collate
 
 from overlapiter.torch.collation import Collation
-from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
+from overlapiter.torch.face import Renewal, TorchFace, fetches_whole
+from overlapiter.torch.memory import FacePickler
 from overlapiter.torch.orders import size_of
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
@@ -37,38 +37,6 @@ def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
     if fetches_whole(loader.dataset):
         things.append(loader.collate_fn)
     return (*_PRELOAD, *["torch"] * is_needed(things))
-
-
-class FacePickler(pickle.Pickler):
-    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._memories: dict[tuple[int, int], Any] = {}  # of views, by address and size
-
-    def reducer_override(self, thing: Any) -> Any:
-        """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
-        if type(thing) is not torch.Tensor or not is_dense(thing):
-            return NotImplemented
-        if thing.is_conj() or thing.is_neg():
-            return NotImplemented
-        if thing.is_contiguous():
-            with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
-                return torch.from_numpy, (thing.numpy(),)
-        # There may be many views of the same memory: each would be pickled with all of it.
-        with contextlib.suppress(TypeError, RuntimeError):
-            storage = thing.untyped_storage()
-            memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            memory = self._memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
-            place = thing.storage_offset(), thing.size(), thing.stride()
-            return view_of, (memory, thing.dtype, *place)
-        return NotImplemented
-
-
-def view_of(memory: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
-    """Return a tensor that lies at a place of some bytes: with this offset, size and stride."""
-    storage: Any = torch.from_numpy(memory).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, *place)
 
 
 class Feed(NamedTuple):

@@ -555,7 +555,14 @@ def fail_to_collate(examples: list[Any]) -> Any:
 def turned(_examples: list[Any]) -> tuple[Any, ...]:
     image = torch.arange(120).reshape(2, 3, 4, 5)
     rows = image[:, 0].to(torch.bfloat16).permute(2, 0, 1)
-    return image.contiguous(memory_format=torch.channels_last), rows, image.numpy().T
+    arrays = [image.numpy().T, image.numpy().transpose(1, 3, 0, 2), image.numpy()[..., ::-1]]
+    return image.contiguous(memory_format=torch.channels_last), rows, arrays
+
+
+def other_memory(_examples: list[Any]) -> tuple[Any, ...]:
+    records = np.array(["2019-12-05"], "M8[D]"), np.zeros(2, "i4,f8"), np.array([1, "a"], object)
+    parts = torch.arange(6, dtype=torch.bfloat16)[2:4], torch.full((3,), 1j)
+    return np.frombuffer(b"read only", np.uint8), np.empty((0, 2)), records, parts
 
 
 def twice(_examples: list[Any]) -> dict[str, Any]:
