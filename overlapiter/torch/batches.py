@@ -19,7 +19,6 @@ from overlapiter.sharedmem.slots import (
     Report,
     Views,
     left_out,
-    row_leaves,
 )
 from overlapiter.torch.collation import Collation
 from overlapiter.torch.face import RAW, RemoteError
@@ -57,12 +56,11 @@ class TensorViews(Views):
 
     def view(self, filled: FilledSlot) -> Collated | FailedBatch:
         """Return the collated mini-batch; copies nothing where all examples are alike."""
-        layout, reports = filled.layout, filled.reports
-        root, columns = filled.columns(reports[-1][1])
+        layout, reports, _, columns = filled
         if columns and all(report is None for _, _, report in reports):
             tensors = map(_tensor, layout.kinds, columns)
             return Collated(_collated(layout.structure, tensors, list), (), reports[-1][1])
-        return _view_mixed(layout, root, columns, reports)
+        return _view_mixed(filled)
 
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
         """Return the mini-batch all of whose examples were left out."""
@@ -74,13 +72,11 @@ class WholeViews(TensorViews):
 
     def view(self, filled: FilledSlot) -> Collated | FailedBatch:
         """Return the mini-batch; its tensors and arrays are views."""
-        layout, reports = filled.layout, filled.reports
-        root, columns = filled.columns(1)
-        (_, n_indices, report), skipped = reports[0], left_out(reports)
+        (_, n_indices, report), skipped = filled.reports[0], left_out(filled.reports)
         written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
         if not written:
             return Collated(None, skipped, 0)
-        structure, leaves, _ = row_leaves(layout, root, columns, 0, written[0])
+        structure, leaves, _ = filled.leaves(0, written[0])
         data = pickle.loads(structure[0], buffers=leaves)  # type: ignore[arg-type]  # it is bytes
         return Collated(data, skipped, n_indices - len(skipped))
 
@@ -117,26 +113,16 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
     return parts if isinstance(kind, str) else kind(*parts)
 
 
-def _view_mixed(
-    layout: Layout,
-    root: Array | None,
-    columns: list[Array],
-    reports: Sequence[tuple[int, int, Report]],
-) -> Collated | FailedBatch:
+def _view_mixed(filled: FilledSlot) -> Collated | FailedBatch:
     """Return a mini-batch in which something is not ordinary."""
-    entries = [
-        (row, None if report is None else report[row - start])
-        for start, stop, report in reports
-        for row in range(start, stop)
-    ]
-    rows = [(row, entry) for row, entry in entries if not isinstance(entry, ExampleError)]
+    layout, reports, _, columns = filled
+    rows = [each for each in filled.entries() if not isinstance(each[1], ExampleError)]
     skipped = left_out(reports)
     try:
         if all(_is_regular(layout, entry) for _, entry in rows):
             data = _collate_columns(layout, columns, rows, are_all=not skipped)
         else:
-            examples = [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
-            data = Collation()(examples)
+            data = Collation()([_rebuilt(filled, row, entry) for row, entry in rows])
     except Exception as error:  # these examples do not go together
         return FailedBatch(RemoteError.of(error), None)
     return Collated(data, skipped, len(rows))
@@ -166,7 +152,7 @@ def _collate_columns(
     return _collated(layout.structure, iter(values), list)
 
 
-def _rebuilt(layout: Layout, root: Array | None, columns: list[Array], row: int, entry: Any) -> Any:
+def _rebuilt(filled: FilledSlot, row: int, entry: Any) -> Any:
     """Return an example as the dataset gave it."""
-    structure, leaves, _ = row_leaves(layout, root, columns, row, entry)
+    structure, leaves, _ = filled.leaves(row, entry)
     return unflatten(structure, map(_original, leaf_kinds(structure), leaves))

@@ -28,9 +28,7 @@ def batch_of(examples: list, *, row_bytes: list[int] | None = None) -> MiniBatch
         segment.close()
     entries = [writer.write(segment, slot, row, example) for row, example in enumerate(examples)]
     report = entries if any(entry is not None for entry in entries) else None
-    return Views().view(
-        FilledSlot(layout, segment, slot, [(0, len(examples), report)], lambda _: None)
-    )
+    return Views().view(FilledSlot.of(layout, segment, slot, [(0, len(examples), report)]))
 
 
 def assert_same(one, other) -> None:

@@ -128,7 +128,10 @@ class Slots:
                 else pickle.loads(pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
             )
             reports.append((start, stop, report))
-        batch = Views().view(FilledSlot(self.layout, self.segment, self.slot, reports, self._lend))
+        filled = FilledSlot.of(self.layout, self.segment, self.slot, reports)
+        self._lend(filled.root)
+        batch = Views().view(filled)
+        del filled
         leaves = flatten([*batch])[1]
         assert all(leaf.flags.aligned for leaf in leaves if isinstance(leaf, np.ndarray))
         return batch
