@@ -40,17 +40,10 @@ def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
 
 
 class Feed(NamedTuple):
-    """A pipeline and what it was made for.
-
-    Attributes:
-        pipeline: The pipeline.
-        purpose: What it depends on: the loader's options, and a digest of the pickled dataset.
-        share: What this node holds for others; None without peers.
-    """
+    """A pipeline and what it was made for."""
 
     pipeline: Pipeline
-    purpose: tuple[Any, ...]
-    share: NodeShare | None
+    purpose: tuple[Any, ...]  # the loader's options, and a digest of the pickled dataset
 
 
 class Shelf:
@@ -59,6 +52,7 @@ class Shelf:
     def __init__(self) -> None:
         self._feed: Feed | None = None
         self.joined: Joined | None = None
+        self.share: NodeShare | None = None  # what this node holds for others, if there are peers
         self.is_closed = False
         self.latest: Pipeline | None = None  # that an epoch began with, for its counters
 
@@ -156,39 +150,39 @@ def _new_feed(
     first_indices: list[int],
 ) -> Feed:
     created_ns = time.monotonic_ns()
-    staging, order, shelf = loader.staging, loader._order, loader._shelf
-    try:
-        imports = preload_of(loader)
-        start_forkserver(imports)
-        parcel = Parcel(face, FacePickler, name="")
-    except Exception as error:
-        from overlapiter.planning import tell_peers
-
-        if shelf.joined is None:  # else they train
-            tell_peers(staging, order, error)
-        raise
     from overlapiter.pipeline import Pipeline  # while the forkserver starts
-    from overlapiter.planning import with_staging
+    from overlapiter.planning import planned
     from overlapiter.torch.batches import TensorViews, WholeViews
     from overlapiter.workers.plan import SupervisorPlan
 
+    def make() -> tuple[Parcel, SupervisorPlan]:
+        imports = preload_of(loader)
+        start_forkserver(imports)
+        return Parcel(face, FacePickler, name=""), SupervisorPlan(
+            n_readers=loader.num_workers,
+            n_build_ahead=loader.prefetch_factor * loader.num_workers,
+            batch_size=loader.batch_size or 1,
+            dataset_size=max(0, size_of(loader.dataset)),
+            index_type="O",  # as they come
+            seed=loader.seed,
+            is_skipping=loader.bad_examples != "raise",
+            max_parts_per_reader=None,
+            imports=imports,
+            renewal=renewal,
+        )
+
+    shelf = loader._shelf
+    parcel, plan, joined = planned(
+        make,
+        loader.staging,
+        loader.dataset,
+        first_indices,
+        sampler=loader._order,
+        joined=shelf.joined,
+    )
     purpose = options, parcel.digest
-    plan = SupervisorPlan(
-        n_readers=loader.num_workers,
-        n_build_ahead=loader.prefetch_factor * loader.num_workers,
-        batch_size=loader.batch_size or 1,
-        dataset_size=max(0, size_of(loader.dataset)),
-        index_type="O",  # as they come
-        seed=loader.seed,
-        is_skipping=loader.bad_examples != "raise",
-        max_parts_per_reader=None,
-        imports=imports,
-        renewal=renewal,
-    )
-    plan, joined = with_staging(
-        plan, parcel, staging, loader.dataset, first_indices, sampler=order, joined=shelf.joined
-    )
     listener = None if joined is None else shelf.keep(joined)
+    shelf.share = None if joined is None else joined.share
     views = WholeViews() if face.collates else TensorViews()
     pipeline = Pipeline(parcel, plan, created_ns, views=views, listener=listener)
-    return Feed(pipeline, purpose, None if joined is None else joined.share)
+    return Feed(pipeline, purpose)
