@@ -47,15 +47,10 @@ class TimeoutWarning(RuntimeWarning):
 
 
 class FailedBatch(NamedTuple):
-    """A mini-batch that cannot be delivered; takes its place.
+    """A mini-batch that cannot be delivered; takes its place."""
 
-    Attributes:
-        error: What to raise.
-        context: Where it comes from, to chain to it; may be None.
-    """
-
-    error: BaseException
-    context: ExampleError | None
+    error: BaseException  # what to raise
+    context: ExampleError | None  # where it comes from, to chain to it
 
 
 def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:

@@ -35,11 +35,7 @@ def index_maker(index_type: str) -> Callable[[Any], Any]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Key:
-    """An index that cannot be hashed or compared, as one that can, in any process.
-
-    Attributes:
-        pickled: The index.
-    """
+    """An index that cannot be hashed or compared, as one that can, in any process."""
 
     pickled: bytes
 

@@ -34,20 +34,13 @@ _ORIGINALS: dict[str, Callable[[Any], Any]] = {
 
 
 class Collated(NamedTuple):
-    """A mini-batch.
+    """A mini-batch; false where no example is left."""
 
-    Attributes:
-        data: What the user gets.
-        skipped: The error of each example that was left out.
-        n_examples: How many were not.
-    """
-
-    data: Any
-    skipped: Sequence[ExampleError]
-    n_examples: int
+    data: Any  # what the user gets
+    skipped: Sequence[ExampleError]  # the error of each example that was left out
+    n_examples: int  # how many were not
 
     def __bool__(self) -> bool:
-        """Return whether there is any example in it."""
         return self.n_examples > 0
 
 

@@ -37,15 +37,10 @@ RAW = "raw:"
 
 
 class Renewal(NamedTuple):
-    """What the processes of an epoch are told.
+    """What the processes of an epoch are told."""
 
-    Attributes:
-        base_seed: From which PyTorch derives the seeds of its workers.
-        default_dtype: The name of the type of elements that PyTorch gives tensors by default.
-    """
-
-    base_seed: int
-    default_dtype: str
+    base_seed: int  # from which PyTorch derives the seeds of its workers
+    default_dtype: str  # name of the type of elements that PyTorch gives tensors by default
 
 
 class RemoteError(Exception):

@@ -104,15 +104,10 @@ _KNOWN = (
 
 
 class Draws(NamedTuple):
-    """The generators that an epoch draws from, as they were before it.
+    """The generators that an epoch draws from, as they were before it."""
 
-    Attributes:
-        global_state: That of PyTorch's own generator; None for whatever it is.
-        states: Those of the loader's and its samplers' generators, in order.
-    """
-
-    global_state: torch.Tensor | None
-    states: list[torch.Tensor]
+    global_state: torch.Tensor | None  # that of PyTorch's own generator; None for whatever it is
+    states: list[torch.Tensor]  # those of the loader's and its samplers' generators, in order
 
 
 def samplers_of(loader: Any) -> list[Any]:
@@ -228,20 +223,15 @@ def order_of_ranks(loader: Any) -> ScatteredOrder | None:
 
 
 class Foresight(NamedTuple):
-    """What a loader is going to give.
+    """What a loader is going to give."""
 
-    Attributes:
-        keys: What its sampler gives in this epoch, one by one.
-        batch_size: How many of them make a mini-batch; None where a key is not in a list.
-        orders: By epoch, what it gives in this one and, where that is known, in the following one;
-            all of one length. Empty where keys are no integers.
-        others: By epoch, for each example of the order a row of what the other ranks of the node
-            read at the same time, where that is known.
-    """
-
-    keys: list[Any]
-    batch_size: int | None
+    keys: list[Any]  # what its sampler gives in this epoch, one by one
+    batch_size: int | None  # how many of them make a mini-batch; None where a key is in no list
+    #: By epoch, what it gives in this one and, where that is known, in the following one; all of
+    #: one length. Empty where there are no keys.
     orders: dict[int, Indices]
+    #: By epoch, for each example of the order a row of what the other ranks of the node read at the
+    #: same time, where that is known.
     others: dict[int, Indices]
 
     def batches_from(self, number: int) -> Iterator[Keys]:
