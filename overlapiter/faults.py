@@ -29,17 +29,9 @@ _EXITS_UNSEEN = re.compile(r"^\s*raise SystemExit\((?!0?\))", re.MULTILINE)
 class WaitTimeoutError(Exception):
     """A mini-batch did not come in time; waiting again is fine.
 
-    Attributes:
-        stage: Which process it waits for, in words.
-        index: Index of the example that this process is at; -1 where unknown.
-        waited_seconds: How long the trainer has waited for it, with what timed out before.
+    Its arguments are which process it waits for, in words; the index of the example that this is
+    at, -1 where unknown; and the seconds that the trainer has waited, with what timed out before.
     """
-
-    def __init__(self, stage: str, index: int, waited_seconds: float) -> None:
-        super().__init__(stage, index, waited_seconds)
-        self.stage = stage
-        self.index = index
-        self.waited_seconds = waited_seconds
 
 
 class TimeoutWarning(RuntimeWarning):
@@ -63,13 +55,13 @@ def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
 
 def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float | None) -> str:
     """Return the text of the warning that no mini-batch has come in time."""
+    stage, index, waited_seconds = stall.args
     total = ""
-    if timeout_seconds and stall.waited_seconds > 1.5 * timeout_seconds:
-        total = f", {stall.waited_seconds:.0f} in all"  # Python shows the same text only once
-    place = f"It waits for {stall.stage}"
-    if stall.index != -1:
-        example = example_words(stall.index, likely_paths(dataset, stall.index))
-        place = f"{stall.stage} is at {example}"
+    if timeout_seconds and waited_seconds > 1.5 * timeout_seconds:
+        total = f", {waited_seconds:.0f} in all"  # Python shows the same text only once
+    place = f"It waits for {stage}"
+    if index != -1:
+        place = f"{stage} is at {example_words(index, likely_paths(dataset, index))}"
     return (
         f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds{total}. {place}."
         " Check that the file can be read, or raise dataset_timeout."

@@ -8,7 +8,7 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
@@ -63,7 +63,7 @@ def staging_plan(
     imports = _check_access(staging, source)
     check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
     sites = tuple(_site_of(tier, staging.keep_free) for tier in staging.all_tiers())
-    _check_source(source, dataset, first_indices)
+    first_paths = _first_paths(source, dataset, first_indices)
     node = this_node()
     plan = StagingPlan(
         sites=sites,
@@ -80,7 +80,7 @@ def staging_plan(
         readers=added_readers(),
     )
     if plan.capacity_bytes is not None:
-        _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
+        _check_capacity(plan.capacity_bytes, first_paths)
     for site in sites:
         _prepare(site.directory, is_training=is_training)
     return plan
@@ -258,13 +258,16 @@ def _check_access(staging: Staging, source: str) -> tuple[str, ...]:
     return ()
 
 
-def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
-    """Refuse a source below which no file of the first mini-batch lies; warn where few do."""
+def _first_paths(source: str, dataset: Any, first_indices: list[int]) -> set[str]:
+    """Return the files of the first mini-batch below the source, as far as they are declared.
+
+    Refuse a source below which none of them lies; warn where few do.
+    """
     paths = [path for index in first_indices for path in declared_paths(dataset, index) or []]
-    below = {path for path, _ in paths_below(source, paths)}
+    below = dict(paths_below(source, paths))
     outside = [path for path in paths if path not in below]
     if not outside:
-        return
+        return {*below.values()}
     shown = outside[0] if is_url(outside[0]) else os.path.abspath(outside[0])
     if not below:
         alias = " by its name, which leads there through a symbolic link: give both by one name"
@@ -281,6 +284,7 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             f"above all of them as Staging.source",
             StagingWarning,
         )
+    return {*below.values()}
 
 
 def check_apart(source: str, directories: list[str]) -> None:
@@ -326,13 +330,9 @@ def _prepare(directory: str, *, is_training: bool) -> None:
         )
 
 
-def _check_capacity(
-    capacity_bytes: int, source: str, dataset: Any, first_indices: list[int]
-) -> None:
+def _check_capacity(capacity_bytes: int, paths: Collection[str]) -> None:
     """Refuse a capacity that does not hold the files of one mini-batch, in whole blocks."""
     needed_bytes = 0
-    declared = [path for index in first_indices for path in declared_paths(dataset, index) or []]
-    paths = dict.fromkeys(absolute for _, absolute in paths_below(source, declared))
     for path in paths:
         with contextlib.suppress(OSError, ValueError):  # it is missing, or a URL
             needed_bytes += aligned(os.stat(path).st_size, _BLOCK_BYTES)

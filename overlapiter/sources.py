@@ -147,7 +147,7 @@ def source_root(path: str) -> str:
     Raises:
         OptionError: It is a URL that cannot be a root.
     """
-    root = checked_root("source", path)
+    root = checked_root(path)
     return root if is_url(root) else normalised(root)
 
 

@@ -224,6 +224,8 @@ def _stacks_as_plain(kind: type) -> bool:
 def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
     import torch
 
+    from overlapiter.torch.memory import is_dense
+
     if is_dense(tensor):
         try:
             leaves.append(tensor.resolve_conj().resolve_neg().numpy())
@@ -236,14 +238,6 @@ def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
             return "tensor"
     leaves.append(tensor)
     return "loose"
-
-
-def is_dense(tensor: Any) -> bool:
-    """Return whether a tensor is an array in memory, and nothing besides."""
-    import torch
-
-    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-    return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
 
 def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:

@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from overlapiter.torch.face import is_dense
-
 #: By address and size, the memory of views that are pickled together.
 Memories = dict[tuple[int, int], Any]
 
@@ -24,6 +22,12 @@ class FacePickler(pickle.Pickler):
     def reducer_override(self, thing: Any) -> Any:
         """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
         return reduced(thing, self._memories) if type(thing) is torch.Tensor else NotImplemented
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is an array in memory, and nothing besides."""
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
 
 def reduced(tensor: torch.Tensor, memories: Memories | None) -> Any:
