@@ -306,8 +306,8 @@ def _is_sent(keys: Keys) -> bool:
 def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> NoReturn:
     """Raise what a worker has raised, with the words of PyTorch."""
     wrapper = ExceptionWrapper.__new__(ExceptionWrapper)
-    wrapper.exc_type, wrapper.exc_msg = remote.kind, remote.text
-    wrapper.where = remote.where or f"in DataLoader worker process {worker}"
+    wrapper.exc_type, wrapper.exc_msg, where = remote.args
+    wrapper.where = where or f"in DataLoader worker process {worker}"
     try:
         wrapper.reraise()
     except Exception as error:

@@ -46,17 +46,9 @@ class Renewal(NamedTuple):
 class RemoteError(Exception):
     """An exception of a file reader on its way to the trainer, which raises it as PyTorch does.
 
-    Attributes:
-        kind: Its class.
-        text: Its traceback.
-        where: In which worker it was raised; empty for the one that was to make the mini-batch.
+    Its arguments are its class; its traceback; and in which worker it was raised, empty for the one
+    that was to make the mini-batch.
     """
-
-    def __init__(self, kind: type[BaseException], text: str, where: str) -> None:
-        super().__init__(kind, text, where)
-        self.kind = kind
-        self.text = text
-        self.where = where
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> RemoteError:
