@@ -21,7 +21,8 @@ from overlapiter.sharedmem.slots import (
     left_out,
 )
 from overlapiter.torch.collation import Collation
-from overlapiter.torch.face import RAW, RemoteError
+from overlapiter.torch.face import RemoteError
+from overlapiter.torch.memory import tensor_of
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -78,8 +79,7 @@ def _tensor(kind: str, column: Array) -> torch.Tensor:
     """Return a column as the tensor that its rows collate to."""
     if not column.flags.c_contiguous:  # rows that were made wider for larger ones
         column = np.ascontiguousarray(column)
-    tensor = torch.from_numpy(column)
-    return tensor.view(getattr(torch, kind.removeprefix(RAW))) if kind.startswith(RAW) else tensor
+    return tensor_of(kind, column)
 
 
 def _original(kind: str, leaf: Any) -> Any:

@@ -33,7 +33,6 @@ SHARED_DTYPES = frozenset(
 )
 #: Element types that NumPy lacks travel as integers of their size.
 _RAW_TYPES = {1: "uint8", 2: "int16", 4: "int32"}
-RAW = "raw:"
 
 
 class Renewal(NamedTuple):
@@ -216,7 +215,7 @@ def _stacks_as_plain(kind: type) -> bool:
 def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
     import torch
 
-    from overlapiter.torch.memory import is_dense
+    from overlapiter.torch.memory import RAW, is_dense
 
     if is_dense(tensor):
         try:
@@ -250,25 +249,49 @@ def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:
 
 
 class _CollatedPickler(pickle.Pickler):
-    """Pickles anything, with the memory of tensors and arrays out of band."""
+    """Pickles anything; buffers stand for tensors and arrays, which it does not look into."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.leaf_of: dict[int, Any] = {}  # by the id of the buffer
 
     def reducer_override(self, thing: Any) -> Any:
+        leaves = [thing]
         if is_tensor(thing):
-            from overlapiter.torch.memory import reduced
-
-            return reduced(thing, None)
-        if type(thing) is not np.ndarray or thing.dtype.hasobject:
+            kind = _tensor_leaf(thing, leaves)
+        elif type(thing) is np.ndarray and not thing.dtype.hasobject:
+            kind = "array"
+        else:
             return NotImplemented
-        if thing.flags.forc and thing.flags.writeable:
-            return NotImplemented  # NumPy's own way leaves its memory out
-        axes = sorted(range(thing.ndim), key=thing.strides.__getitem__, reverse=True)
-        return np.transpose, (np.array(thing.transpose(axes), order="C"), np.argsort(axes).tolist())
+        if kind == "loose":
+            return NotImplemented
+        buffer, leaf, axes = pickle.PickleBuffer(bytearray()), leaves[-1], None
+        if not leaf.flags.c_contiguous:
+            order = sorted(range(leaf.ndim), key=leaf.strides.__getitem__, reverse=True)
+            turned = leaf.transpose(order)
+            if turned.flags.c_contiguous:  # a user chose channels_last for the sake of speed
+                leaf, axes = turned, np.argsort(order).tolist()
+        self.leaf_of[id(buffer)] = leaf
+        return restored, (buffer, kind, axes)
+
+
+def restored(leaf: Any, kind: str, axes: list[int] | None) -> Any:
+    """Return what a leaf was in a mini-batch; its axes are turned back."""
+    array = leaf if axes is None else leaf.transpose(axes)
+    if kind == "array":
+        return array
+    from overlapiter.torch.memory import tensor_of
+
+    return tensor_of(kind, array)
 
 
 def _pickled(batch: object, leaves: list[Any]) -> Structure:
-    """Return a mini-batch's pickle as its structure; the leaves are the bytes of its memory."""
+    """Return the pickle of a mini-batch as its structure; its buffers are the leaves."""
     stream = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    _CollatedPickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(batch)
-    leaves += [np.asarray(buffer.raw()) for buffer in buffers]
-    return (stream.getvalue(), None, ("array",) * len(buffers))
+    buffers: list[pickle.PickleBuffer] = []  # in order, those of the user's classes included
+    pickler = _CollatedPickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
+    pickler.dump(batch)
+    for buffer in buffers:
+        leaf = pickler.leaf_of.get(id(buffer))
+        leaves.append(np.asarray(buffer.raw()) if leaf is None else leaf)
+    return (stream.getvalue(), None, ("array",) * len(leaves))

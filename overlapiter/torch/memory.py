@@ -1,4 +1,4 @@
-"""How the memory of tensors is pickled: out of band as that of arrays, so it is not copied."""
+"""How the memory of tensors is pickled and shared: as that of arrays, so it is not copied."""
 
 from __future__ import annotations
 
@@ -8,20 +8,34 @@ from typing import Any
 
 import torch
 
-#: By address and size, the memory of views that are pickled together.
-Memories = dict[tuple[int, int], Any]
+#: Precedes the name of a type of elements that NumPy lacks: these travel as integers of their size.
+RAW = "raw:"
 
 
 class FacePickler(pickle.Pickler):
-    """Pickles a face; many views of the same memory in its dataset are sent with it once."""
+    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._memories: Memories = {}
+        self._memories: dict[tuple[int, int], Any] = {}  # of views, by address and size
 
     def reducer_override(self, thing: Any) -> Any:
         """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
-        return reduced(thing, self._memories) if type(thing) is torch.Tensor else NotImplemented
+        if type(thing) is not torch.Tensor or not is_dense(thing):
+            return NotImplemented
+        if thing.is_conj() or thing.is_neg():
+            return NotImplemented
+        if thing.is_contiguous():
+            with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
+                return torch.from_numpy, (thing.numpy(),)
+        # There may be many views of the same memory: each would be pickled with all of it.
+        with contextlib.suppress(TypeError, RuntimeError):
+            storage = thing.untyped_storage()
+            memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            memory = self._memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
+            place = thing.storage_offset(), thing.size(), thing.stride()
+            return view_of, (memory, thing.dtype, *place)
+        return NotImplemented
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -30,32 +44,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
 
-def reduced(tensor: torch.Tensor, memories: Memories | None) -> Any:
-    """Return what a pickler's ``reducer_override`` returns for a tensor.
-
-    One that is part of a larger memory is sent with all of that, if there are ``memories`` to
-    find it again; otherwise it is copied first. Its strides stay.
-    """
-    if not is_dense(tensor):
-        return NotImplemented
-    tensor = tensor.resolve_conj().resolve_neg()
-    with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
-        if tensor.is_contiguous():
-            return torch.from_numpy, (tensor.numpy(),)
-    with contextlib.suppress(TypeError, RuntimeError):
-        storage = tensor.untyped_storage()
-        if memories is None and storage.nbytes() > tensor.numel() * tensor.element_size():
-            tensor = tensor.clone()
-            storage = tensor.untyped_storage()
-        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        if memories is not None:
-            memory = memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
-        place = tensor.storage_offset(), tensor.size(), tensor.stride()
-        return view_of, (memory, tensor.dtype, *place)
-    return NotImplemented
-
-
 def view_of(memory: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
     """Return a tensor that lies at a place of some bytes: with this offset, size and stride."""
     storage: Any = torch.from_numpy(memory).untyped_storage()
     return torch.empty(0, dtype=dtype).set_(storage, *place)
+
+
+def tensor_of(kind: str, array: Any) -> torch.Tensor:
+    """Return an array as the tensor that it was; its kind says whether it has such elements."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(getattr(torch, kind.removeprefix(RAW))) if kind.startswith(RAW) else tensor
