@@ -238,8 +238,6 @@ class Pipeline:
         except Exception:
             self._release_unseen(message)  # later it is lent, and its views release it
             raise
-        if layout_id < 0:
-            return self._views.view_empty(reports)
         batch = self._views.view(self._slots.filled(layout_id, Slot(*slot), reports))
         if self._slots.locks is None and isinstance(batch, MiniBatch):
             batch.lock_pages = self._lock_pages

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 
-from .layout import Array, Layout
+from .layout import NO_LAYOUT, Array
 from .pagelocks import PageLocks
 from .segments import Segment, Slot
 from .slots import FilledSlot, Report
@@ -26,7 +26,7 @@ class LentSlots:
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self.locks = locks
-        self.layouts: dict[int, Layout] = {}
+        self.layouts = {-1: NO_LAYOUT}
         self.segments: dict[int, Segment] = {}  # by their numbers, mapped
         # Filled by whichever thread drops the last view of a slot.
         self._released: collections.deque[Slot | _Loan] = collections.deque()

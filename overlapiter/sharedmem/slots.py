@@ -226,10 +226,6 @@ class Views:
             return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
         return _view_mixed(filled)
 
-    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
-        """Return the mini-batch of an index list all of whose examples are left out."""
-        return MiniBatch([], skipped=left_out(reports))
-
 
 def left_out(reports: Sequence[tuple[int, int, Report]]) -> list[ExampleError]:
     """Return the errors of the examples that are left out."""

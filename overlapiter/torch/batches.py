@@ -16,7 +16,6 @@ from overlapiter.sharedmem.slots import (
     IN_COLUMN,
     LOOSE,
     FilledSlot,
-    Report,
     Views,
     left_out,
 )
@@ -55,10 +54,6 @@ class TensorViews(Views):
             tensors = map(_tensor, layout.kinds, columns)
             return Collated(_collated(layout.structure, tensors, list), (), reports[-1][1])
         return _view_mixed(filled)
-
-    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
-        """Return the mini-batch all of whose examples were left out."""
-        return Collated(None, left_out(reports), 0)
 
 
 class WholeViews(TensorViews):
@@ -111,6 +106,8 @@ def _view_mixed(filled: FilledSlot) -> Collated | FailedBatch:
     layout, reports, _, columns = filled
     rows = [each for each in filled.entries() if not isinstance(each[1], ExampleError)]
     skipped = left_out(reports)
+    if not rows:  # PyTorch collates no mini-batch of none
+        return Collated(None, skipped, 0)
     try:
         if all(_is_regular(layout, entry) for _, entry in rows):
             data = _collate_columns(layout, columns, rows, are_all=not skipped)

@@ -200,6 +200,13 @@ class Whole(data.Dataset):
         return [index + 100 * len(indices) for index in indices]
 
 
+class FailingNamed(Failing):
+    """Gives each example with its name."""
+
+    def __getitem__(self, index: int) -> tuple[int, str]:
+        return super().__getitem__(index), f"{index}"
+
+
 class Breaking(Whole):
     """Raises or ends its reader at some examples, whether it gives them alone or with others.
 
