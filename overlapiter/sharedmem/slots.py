@@ -185,6 +185,15 @@ class FilledSlot(NamedTuple):
         n_rows = min(reports[-1][1], layout.n_rows)  # one row may be a whole mini-batch
         return cls(layout, reports, root, column_arrays(layout, n_rows, root, 0))
 
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether all examples are ordinary, and have arrays."""
+        return bool(self.columns) and all(report is None for _, _, report in self.reports)
+
+    def left_out(self) -> list[ExampleError]:
+        """Return the errors of the examples that are left out."""
+        return [entry for _, entry in self.entries() if isinstance(entry, ExampleError)]
+
     def entries(self) -> Iterator[tuple[int, ExampleEntry | ExampleError | None]]:
         """Give each row that was reported on, and its entry of the report."""
         for start, stop, report in self.reports:
@@ -214,23 +223,14 @@ class FilledSlot(NamedTuple):
         return structure, leaves, [leaf[0] == IN_COLUMN for leaf in entry[1]]
 
 
-class Views:
-    """How the trainer sees slots: with this one, of no framework, as NumPy arrays."""
-
-    def view(self, filled: FilledSlot) -> Any:
-        """Return the mini-batch in a slot. Copies nothing."""
-        layout, reports, _, columns = filled
-        if columns and all(report is None for _, _, report in reports):
-            rows = [*map(_rows, columns, layout.kinds)]
-            contiguous = _contiguous(layout, columns)
-            return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
+def view_examples(filled: FilledSlot) -> MiniBatch:
+    """Return the mini-batch in a slot as NumPy arrays, of no framework. Copies nothing."""
+    if not filled.is_ordinary:
         return _view_mixed(filled)
-
-
-def left_out(reports: Sequence[tuple[int, int, Report]]) -> list[ExampleError]:
-    """Return the errors of the examples that are left out."""
-    entries = [entry for _, _, report in reports for entry in report or []]
-    return [entry for entry in entries if isinstance(entry, ExampleError)]
+    layout, columns = filled.layout, filled.columns
+    rows = [*map(_rows, columns, layout.kinds)]
+    contiguous = _contiguous(layout, columns)
+    return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
 
 
 def _rows(column: Array, kind: str) -> Sequence[Any]:

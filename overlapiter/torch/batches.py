@@ -16,8 +16,6 @@ from overlapiter.sharedmem.slots import (
     IN_COLUMN,
     LOOSE,
     FilledSlot,
-    Views,
-    left_out,
 )
 from overlapiter.torch.collation import Collation
 from overlapiter.torch.face import RemoteError
@@ -44,30 +42,24 @@ class Collated(NamedTuple):
         return self.n_examples > 0
 
 
-class TensorViews(Views):
-    """Shows slots as what PyTorch's collation makes of the examples in them."""
-
-    def view(self, filled: FilledSlot) -> Collated | FailedBatch:
-        """Return the collated mini-batch; copies nothing where all examples are alike."""
-        layout, reports, _, columns = filled
-        if columns and all(report is None for _, _, report in reports):
-            tensors = map(_tensor, layout.kinds, columns)
-            return Collated(_collated(layout.structure, tensors, list), (), reports[-1][1])
+def view_tensors(filled: FilledSlot) -> Collated | FailedBatch:
+    """Return what PyTorch's collation makes of the examples; copies nothing of those all alike."""
+    if not filled.is_ordinary:
         return _view_mixed(filled)
+    tensors = map(_tensor, filled.layout.kinds, filled.columns)
+    n_examples = filled.reports[-1][1]
+    return Collated(_collated(filled.layout.structure, tensors, list), (), n_examples)
 
 
-class WholeViews(TensorViews):
-    """Shows slots as what a ``collate_fn`` has returned, in a file reader."""
-
-    def view(self, filled: FilledSlot) -> Collated | FailedBatch:
-        """Return the mini-batch; its tensors and arrays are views."""
-        (_, n_indices, report), skipped = filled.reports[0], left_out(filled.reports)
-        written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
-        if not written:
-            return Collated(None, skipped, 0)
-        structure, leaves, _ = filled.leaves(0, written[0])
-        data = pickle.loads(structure[0], buffers=leaves)  # type: ignore[arg-type]  # it is bytes
-        return Collated(data, skipped, n_indices - len(skipped))
+def view_whole(filled: FilledSlot) -> Collated:
+    """Return what a ``collate_fn`` has returned, in a file reader, with views in it."""
+    skipped, (_, n_indices, report) = filled.left_out(), filled.reports[0]
+    written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
+    if not written:
+        return Collated(None, skipped, 0)
+    structure, leaves, _ = filled.leaves(0, written[0])
+    data = pickle.loads(structure[0], buffers=leaves)  # type: ignore[arg-type]  # it is bytes
+    return Collated(data, skipped, n_indices - len(skipped))
 
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:
@@ -103,9 +95,9 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
 
 def _view_mixed(filled: FilledSlot) -> Collated | FailedBatch:
     """Return a mini-batch in which something is not ordinary."""
-    layout, reports, _, columns = filled
+    layout, columns = filled.layout, filled.columns
     rows = [each for each in filled.entries() if not isinstance(each[1], ExampleError)]
-    skipped = left_out(reports)
+    skipped = filled.left_out()
     if not rows:  # PyTorch collates no mini-batch of none
         return Collated(None, skipped, 0)
     try:

@@ -152,7 +152,7 @@ def _new_feed(
     created_ns = time.monotonic_ns()
     from overlapiter.pipeline import Pipeline  # while the forkserver starts
     from overlapiter.planning import planned
-    from overlapiter.torch.batches import TensorViews, WholeViews
+    from overlapiter.torch.batches import view_tensors, view_whole
     from overlapiter.workers.plan import SupervisorPlan
 
     def make() -> tuple[Parcel, SupervisorPlan]:
@@ -183,6 +183,6 @@ def _new_feed(
     purpose = options, parcel.digest
     listener = None if joined is None else shelf.keep(joined)
     shelf.share = None if joined is None else joined.share
-    views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, created_ns, views=views, listener=listener)
+    view = view_whole if face.collates else view_tensors
+    pipeline = Pipeline(parcel, plan, created_ns, view=view, listener=listener)
     return Feed(pipeline, purpose)
