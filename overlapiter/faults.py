@@ -113,11 +113,8 @@ class SkippedExamples:
     Args:
         limit: How many there may be; None if none is ever left out.
         dataset: The dataset, which may declare the files of its examples.
-
-    Attributes:
         keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
             cannot pass over one of which nothing is left.
-        errors: The error of each of them, by index, in the order in which they were met.
     """
 
     def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
@@ -125,7 +122,7 @@ class SkippedExamples:
         self.keeps_step = keeps_step
         self._dataset = dataset
         self._n_in_a_row = 0
-        self.errors: dict[int, ExampleError] = {}
+        self.errors: dict[int, ExampleError] = {}  # by index, in the order in which they were met
 
     def begin(self) -> None:
         """Count anew how many in a row are left out: the iterator starts over."""

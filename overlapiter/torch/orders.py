@@ -28,17 +28,12 @@ _MOST_FORESEEN = 10**7
 
 
 class OrderedSampler(data.Sampler[int]):
-    """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch.
-
-    Attributes:
-        order: Gives the order of every epoch.
-        epoch: The epoch that the next iteration gives; each iteration leads to the next.
-        resumed: Of the epoch in which a snapshot was taken: where to go on, and in which order.
-    """
+    """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch."""
 
     def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
-        self.order = order
-        self.epoch = 0
+        self.order = order  # of every epoch
+        self.epoch = 0  # that the next iteration gives; each iteration leads to the next
+        #: Of the epoch in which a snapshot was taken: where to go on, and in which order.
         self.resumed: tuple[int, Indices] | None = None
         self._dataset_size = dataset_size
         self._n_given: int | None = None  # by the iteration that goes on
@@ -170,11 +165,7 @@ def put_draws(loader: Any, draws: Draws) -> None:
 
 
 class DistributedOrder(ScatteredOrder):
-    """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles.
-
-    Attributes:
-        epoch_0: The epoch of the sampler at which the loader counts 0.
-    """
+    """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles."""
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
         node = this_node()
@@ -187,7 +178,7 @@ class DistributedOrder(ScatteredOrder):
             remainder="drop" if sampler.drop_last else "fill",
             local_ranks=range(max(0, first), min(first + node.local_size, sampler.num_replicas)),
         )
-        self.epoch_0 = 0
+        self.epoch_0 = 0  # the epoch of the sampler at which the loader counts 0
 
     def _global_order(self, epoch: int, dataset_size: int) -> Indices:
         return super()._global_order(self.epoch_0 + epoch, dataset_size)
