@@ -42,15 +42,10 @@ class NextUse:
     """The next use of every example, by this rank or others, that was not handed out yet.
 
     A *position* counts examples over all epochs: ``epoch * epoch_size + offset in its order``.
-
-    Args:
-        n_examples: Examples in the dataset.
-
-    Attributes:
-        position: For each example the position of its next use, or FAR; shape ``(n_examples,)``.
     """
 
     def __init__(self, n_examples: int) -> None:
+        #: For each example of the dataset the position of its next use, or FAR.
         self.position = np.full(n_examples, FAR, np.int64)
         self._n_examples = n_examples
         self._epochs: dict[int, _Epoch] = {}
