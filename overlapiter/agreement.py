@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import operator
 import secrets
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from .errors import OptionError
 from .node import this_host
@@ -27,16 +27,6 @@ class Communicator(Protocol):
     @property
     def size(self) -> int:
         """The number of ranks."""
-
-
-class _Proposal(NamedTuple):
-    """What a rank sends the others."""
-
-    node: str
-    seed: int | None
-    drawn_seed: int
-    shuffle: bool
-    remainder: str
 
 
 def scatter_order(
@@ -66,20 +56,19 @@ def scatter_order(
         with contextlib.suppress(TypeError):  # what is no number is refused on all ranks, below
             seed = operator.index(seed)  # of any type; NumPy's is not one that JSON has
     node = " ".join(this_host().key)  # what a directory gives back has no tuples
-    own = _Proposal(node, seed, secrets.randbits(48), shuffle, remainder)
-    found: list[tuple[Any, ...]] = allgather(comm, tuple(own))
-    proposals = [_Proposal(*fields) for fields in found]
-    for name in ("seed", "shuffle", "remainder"):
-        values = [getattr(proposal, name) for proposal in proposals]
+    agreed: dict[str, Any] = {"seed": seed, "shuffle": shuffle, "remainder": remainder}
+    found = allgather(comm, {"node": node, "drawn_seed": secrets.randbits(48), **agreed})
+    for name in agreed:
+        values = [each[name] for each in found]
         if any(value != values[0] for value in values):
             raise OptionError(name, f"it differs between the ranks: {values}; give all the same")
     return ScatteredOrder(
         comm.rank,
         comm.size,
-        proposals[0].drawn_seed if seed is None else seed,
+        found[0]["drawn_seed"] if seed is None else seed,
         shuffle=shuffle,
         remainder=remainder,
-        local_ranks=[rank for rank, proposal in enumerate(proposals) if proposal.node == own.node],
+        local_ranks=[rank for rank, each in enumerate(found) if each["node"] == node],
         is_seed_drawn=seed is None,
     )
 

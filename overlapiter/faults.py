@@ -29,17 +29,9 @@ _EXITS_UNSEEN = re.compile(r"^\s*raise SystemExit\((?!0?\))", re.MULTILINE)
 class WaitTimeoutError(Exception):
     """A mini-batch did not come in time; waiting again is fine.
 
-    Attributes:
-        stage: Which process it waits for, in words.
-        index: Index of the example that this process is at; -1 where unknown.
-        waited_seconds: How long the trainer has waited for it, with what timed out before.
+    Its arguments are which process it waits for, in words; the index of the example that this is
+    at, -1 where unknown; and the seconds that the trainer has waited, with what timed out before.
     """
-
-    def __init__(self, stage: str, index: int, waited_seconds: float) -> None:
-        super().__init__(stage, index, waited_seconds)
-        self.stage = stage
-        self.index = index
-        self.waited_seconds = waited_seconds
 
 
 class TimeoutWarning(RuntimeWarning):
@@ -47,15 +39,10 @@ class TimeoutWarning(RuntimeWarning):
 
 
 class FailedBatch(NamedTuple):
-    """A mini-batch that cannot be delivered; takes its place.
+    """A mini-batch that cannot be delivered; takes its place."""
 
-    Attributes:
-        error: What to raise.
-        context: Where it comes from, to chain to it; may be None.
-    """
-
-    error: BaseException
-    context: ExampleError | None
+    error: BaseException  # what to raise
+    context: ExampleError | None  # where it comes from, to chain to it
 
 
 def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
@@ -68,13 +55,13 @@ def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
 
 def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float | None) -> str:
     """Return the text of the warning that no mini-batch has come in time."""
+    stage, index, waited_seconds = stall.args
     total = ""
-    if timeout_seconds and stall.waited_seconds > 1.5 * timeout_seconds:
-        total = f", {stall.waited_seconds:.0f} in all"  # Python shows the same text only once
-    place = f"It waits for {stall.stage}"
-    if stall.index != -1:
-        example = example_words(stall.index, likely_paths(dataset, stall.index))
-        place = f"{stall.stage} is at {example}"
+    if timeout_seconds and waited_seconds > 1.5 * timeout_seconds:
+        total = f", {waited_seconds:.0f} in all"  # Python shows the same text only once
+    place = f"It waits for {stage}"
+    if index != -1:
+        place = f"{stage} is at {example_words(index, likely_paths(dataset, index))}"
     return (
         f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds{total}. {place}."
         " Check that the file can be read, or raise dataset_timeout."
@@ -126,11 +113,8 @@ class SkippedExamples:
     Args:
         limit: How many there may be; None if none is ever left out.
         dataset: The dataset, which may declare the files of its examples.
-
-    Attributes:
         keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
             cannot pass over one of which nothing is left.
-        errors: The error of each of them, by index, in the order in which they were met.
     """
 
     def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
@@ -138,7 +122,7 @@ class SkippedExamples:
         self.keeps_step = keeps_step
         self._dataset = dataset
         self._n_in_a_row = 0
-        self.errors: dict[int, ExampleError] = {}
+        self.errors: dict[int, ExampleError] = {}  # by index, in the order in which they were met
 
     def begin(self) -> None:
         """Count anew how many in a row are left out: the iterator starts over."""

@@ -19,51 +19,33 @@ _NONE = np.empty(0, np.intp)
 
 
 class Served(NamedTuple):
-    """What other nodes read from this one in an epoch.
+    """What other nodes read from this one in an epoch."""
 
-    Attributes:
-        offsets: For each of their reads the offset in this rank's order at that time; ascending.
-        examples: The examples that they read.
-    """
-
-    offsets: Indices
-    examples: Indices
+    offsets: Indices  # of their reads, in this rank's order at that time; ascending
+    examples: Indices  # that they read
 
 
 class _Epoch(NamedTuple):
-    """The uses within one epoch.
+    """The uses within one epoch."""
 
-    Attributes:
-        first: For each example the position of its first use, or FAR.
-        order: The examples in order; None if none comes twice.
-        again: For each of them the position of its next use in this epoch, or FAR; None likewise.
-        others: For each entry of the order a row of the examples that other ranks read at the same
-            time; None if they read none.
-        served: What other nodes read from this one; None if they read nothing.
-        local: The same as ``first`` without them.
-    """
-
-    first: NDArray[np.int64]
-    order: Indices | None
+    first: NDArray[np.int64]  # for each example the position of its first use, or FAR
+    order: Indices | None  # the examples in order; None if none comes twice
+    #: For each of them the position of its next use in this epoch, or FAR; None likewise.
     again: NDArray[np.int64] | None
+    #: For each entry of the order a row of what other ranks read meanwhile; None if nothing.
     others: Indices | None
-    served: Served | None
-    local: NDArray[np.int64]
+    served: Served | None  # what other nodes read from this one; None if nothing
+    local: NDArray[np.int64]  # as ``first``, without what is served
 
 
 class NextUse:
     """The next use of every example, by this rank or others, that was not handed out yet.
 
     A *position* counts examples over all epochs: ``epoch * epoch_size + offset in its order``.
-
-    Args:
-        n_examples: Examples in the dataset.
-
-    Attributes:
-        position: For each example the position of its next use, or FAR; shape ``(n_examples,)``.
     """
 
     def __init__(self, n_examples: int) -> None:
+        #: For each example of the dataset the position of its next use, or FAR.
         self.position = np.full(n_examples, FAR, np.int64)
         self._n_examples = n_examples
         self._epochs: dict[int, _Epoch] = {}

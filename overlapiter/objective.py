@@ -17,19 +17,12 @@ EMPTY.flags.writeable = False
 
 
 class Objective(NamedTuple):
-    """What is minimised and measured, and where.
+    """What is minimised and measured, and where."""
 
-    Attributes:
-        loss: Name of the loss; ``model``: the model takes features and labels and returns it.
-        metrics: Names of what else is measured: ``accuracy``.
-        device: Where the model computes, as its framework names it; ``cpu`` for all of them.
-        example: Features and labels of one example, to make parameters that wait for a shape.
-    """
-
-    loss: str
-    metrics: tuple[str, ...]
-    device: str
-    example: tuple[Any, ...]
+    loss: str  # its name; ``model``: the model takes features and labels and returns it
+    metrics: tuple[str, ...]  # names of what else is measured: ``accuracy``
+    device: str  # where the model computes, as its framework names it; ``cpu`` for all of them
+    example: tuple[Any, ...]  # features and labels, to make parameters that wait for a shape
 
     @property
     def measure_names(self) -> tuple[str, ...]:

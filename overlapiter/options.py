@@ -20,6 +20,8 @@ FIRST_READS_IN_FLIGHT = 64
 MIN_READS_IN_FLIGHT = 4
 MAX_READS_IN_FLIGHT = 256
 
+#: Stands for the size of a disk where a size is checked before any disk is looked at.
+_HUGE_BYTES = 2**60
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?I?B?|%)\s*", re.IGNORECASE)
@@ -52,12 +54,6 @@ def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
     if unit not in _UNITS:
         raise OptionError(option, f"{size!r} is no size; write '200GB', '1.5GiB' or '50%'")
     return int(decimal.Decimal(number) * _UNITS[unit])
-
-
-def parse_share(size: int | str, whole: int) -> int:
-    """Return that part of a whole if ``size`` is a share such as ``"5%"``; 0 if it is bytes."""
-    match = _SHARE.fullmatch(size) if isinstance(size, str) else None
-    return int(float(match[1]) / 100 * whole) if match else 0
 
 
 def check_count(option: str, value: object, *, minimum: int = 1) -> int:
@@ -128,7 +124,7 @@ class Tier:
         """Check every value that can be checked without touching the disk."""
         if not os.fspath(self.directory):
             raise OptionError("directory", "is empty; name a directory on the node's own disk")
-        if self.capacity is not None and parse_size("capacity", self.capacity, 2**60) == 0:
+        if self.capacity is not None and parse_size("capacity", self.capacity, _HUGE_BYTES) == 0:
             raise OptionError("capacity", "is zero; give room for some mini-batches, or None")
 
 
@@ -221,15 +217,14 @@ class Staging:
         count_or_none("n_prefetchers", self.n_prefetchers)
         count_or_none("reads_in_flight", self.reads_in_flight)
         check_count("look_ahead", self.look_ahead)
-        parse_size("keep_free", self.keep_free, 2**60)
-        if parse_share(self.keep_free, 100) == 100:
+        if parse_size("keep_free", self.keep_free, _HUGE_BYTES) == _HUGE_BYTES:  # 100% of it
             raise OptionError("keep_free", "100% leaves no room for staged files; give less")
         if self.validate not in ("mtime", "checksum", "never"):
             advice = "use 'mtime', 'checksum' or 'never'"
             raise OptionError("validate", f"{self.validate!r} is unknown; {advice}")
 
     def _check_source(self) -> None:
-        source = "" if self.source is None else checked_root("source", os.fspath(self.source))
+        source = "" if self.source is None else checked_root(os.fspath(self.source))
         if self.source is not None and not source:
             raise OptionError("source", "is empty; name the root of the files on the slow store")
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):

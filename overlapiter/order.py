@@ -30,27 +30,20 @@ class EpochSampler(Protocol):
 
 
 class IterationState(NamedTuple):
-    """The state of an iterator after a mini-batch.
+    """The state of an iterator after a mini-batch."""
 
-    ``order`` is None for ascending order. ``current_position`` counts examples from the start of
-    the epoch; ``epoch`` counts completed sweeps.
-    """
-
-    current_position: int
-    epoch: int
+    current_position: int  # examples since the start of the epoch
+    epoch: int  # completed sweeps
     is_new_epoch: bool
-    order: Indices | None
+    order: Indices | None  # None for ascending order
 
 
 class IndexList(NamedTuple):
-    """The indices of one mini-batch, and the epoch of each of them.
-
-    ``position`` counts the examples before the first one, over all epochs.
-    """
+    """The indices of one mini-batch."""
 
     indices: list[int]
-    epochs: list[int]
-    position: int
+    epochs: list[int]  # of each of them
+    position: int  # examples before the first one, over all epochs
 
 
 def epoch_size(state: IterationState, dataset_size: int) -> int:
@@ -149,13 +142,10 @@ def checked_order(order: Indices, dataset_size: int) -> Indices:
 
 
 class Step(NamedTuple):
-    """A step of an iterator: the mini-batch ``index_list`` leads to ``state``.
+    """A step of an iterator."""
 
-    ``index_list`` is None at the end, or where the order sampler raised ``error``.
-    """
-
-    state: IterationState
-    index_list: IndexList | None
+    state: IterationState  # to which the mini-batch leads
+    index_list: IndexList | None  # None at the end, or where the order sampler raised an error
     error: Exception | None = None
 
 

@@ -16,6 +16,7 @@ import pickle
 import socket
 import time
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
@@ -26,7 +27,7 @@ from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.lent import LentSlots
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Slot
-from overlapiter.sharedmem.slots import MiniBatch, Views
+from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, view_examples
 from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
@@ -57,7 +58,7 @@ class Pipeline:
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
         trace: Where all processes record what they do; by default in the trace of the
             ``with overlapiter.trace(...)`` block around this call, if there is one.
-        views: What it hands out.
+        view: Makes what it hands out.
         listener: Where other nodes come for staged files; the pipeline takes it over.
     """
 
@@ -68,10 +69,10 @@ class Pipeline:
         created_ns: int,
         *,
         trace: Tracing = OFF,
-        views: Views | None = None,
+        view: Callable[[FilledSlot], Any] = view_examples,
         listener: socket.socket | None = None,
     ) -> None:
-        self._views = views or Views()
+        self._view_slot = view
         self._lock_pages = weakref.WeakMethod(self.lock_pages)
         self._created_ns = created_ns
         trace = trace if trace.is_on else chosen_trace(None)[0]
@@ -238,9 +239,7 @@ class Pipeline:
         except Exception:
             self._release_unseen(message)  # later it is lent, and its views release it
             raise
-        if layout_id < 0:
-            return self._views.view_empty(reports)
-        batch = self._views.view(self._slots.filled(layout_id, Slot(*slot), reports))
+        batch = self._view_slot(self._slots.filled(layout_id, Slot(*slot), reports))
         if self._slots.locks is None and isinstance(batch, MiniBatch):
             batch.lock_pages = self._lock_pages
         return batch

@@ -8,10 +8,10 @@ import errno
 import itertools
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlapiter.errors import OptionError, StagingError, StagingWarning, described, warn
+from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_size
 from overlapiter.redirection import added_readers
@@ -63,7 +63,7 @@ def staging_plan(
     imports = _check_access(staging, source)
     check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
     sites = tuple(_site_of(tier, staging.keep_free) for tier in staging.all_tiers())
-    _check_source(source, dataset, first_indices)
+    first_paths = _first_paths(source, dataset, first_indices)
     node = this_node()
     plan = StagingPlan(
         sites=sites,
@@ -80,7 +80,7 @@ def staging_plan(
         readers=added_readers(),
     )
     if plan.capacity_bytes is not None:
-        _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
+        _check_capacity(plan.capacity_bytes, first_paths)
     for site in sites:
         _prepare(site.directory, is_training=is_training)
     return plan
@@ -99,64 +99,65 @@ def check_size(dataset_size: int) -> None:
 
 
 class Joined(NamedTuple):
-    """What a rank keeps of having met the others; nothing of it if all of them share a node.
+    """What a rank keeps of having met the others; nothing of it if all of them share a node."""
 
-    Attributes:
-        peers: The nodes, for the workers.
-        listener: Where other nodes come.
-        share: What this node holds for them.
-    """
-
-    peers: PeersPlan | None = None
-    listener: socket.socket | None = None
-    share: NodeShare | None = None
+    peers: PeersPlan | None = None  # the nodes, for the workers
+    listener: socket.socket | None = None  # where other nodes come
+    share: NodeShare | None = None  # what this node holds for them
 
 
-def with_staging(
-    plan: SupervisorPlan,
-    parcel: Parcel,
+def planned(
+    make: Callable[[], tuple[Parcel, SupervisorPlan]],
     staging: Staging | None,
     dataset: Any,
     first_indices: list[int],
     *,
     sampler: object = None,
     joined: Joined | None = None,
-) -> tuple[SupervisorPlan, Joined | None]:
-    """Add to a plan how files are staged; collective where there are to be peers.
+) -> tuple[Parcel, SupervisorPlan, Joined | None]:
+    """Pickle a dataset and plan how its files are staged; collective where there are to be peers.
 
-    With what an earlier call has returned as ``joined`` no other rank is asked. A parcel is closed
-    where something is raised.
+    ``make`` returns the parcel and the plan without staging; what it raises other ranks are told.
+    With what an earlier call has returned as ``joined`` none of them is asked.
 
     Returns:
-        The plan; and what the ranks have agreed on, whose listener is the caller's. None without
-        peers.
+        The parcel; the plan; and what the ranks have agreed on, whose listener is the caller's, or
+        None without peers.
 
     Raises:
         OptionError: A value cannot work here, the order of other ranks is not known, they have
             other data, or they cannot be reached.
         StagingError: The staging directory cannot be made or written.
     """
-    if staging is None:
-        return plan, None
-    plans: list[StagingPlan] = []
+    made: list[tuple[Parcel, SupervisorPlan]] = []
 
     def prepare() -> str:
-        plans.append(staging_plan(staging, dataset, first_indices))
-        return f"{plan.dataset_size} examples below {plans[0].real_source or plans[0].source}"
+        made.append(make())
+        parcel, plan = made[0]
+        if staging is None:
+            return ""
+        staged = staging_plan(staging, dataset, first_indices)
+        names = names_source(parcel, staged.source)
+        made[0] = parcel, dataclasses.replace(plan, staging=staged, names_source=names)
+        return f"{plan.dataset_size} examples below {staged.real_source or staged.source}"
 
+    peers = None if staging is None else staging.peers
     try:
-        if staging.peers is None or joined is not None:
+        if peers is None:
+            joined = None
+        if peers is None or joined is not None:
             prepare()
         else:
-            joined = _join_peers(staging.peers, prepare, sampler, plan.dataset_size)
+            joined = _join_peers(peers, prepare, sampler, len(dataset))
     except BaseException:
-        parcel.close()
+        for parcel, _ in made:
+            parcel.close()
         raise
-    if staging.peers is None:
-        joined = None
-    staged = dataclasses.replace(plans[0], peers=None if joined is None else joined.peers)
-    names = names_source(parcel, staged.source)
-    return dataclasses.replace(plan, staging=staged, names_source=names), joined
+    parcel, plan = made[0]
+    if joined is not None and plan.staging is not None:
+        staged = dataclasses.replace(plan.staging, peers=joined.peers)
+        plan = dataclasses.replace(plan, staging=staged)
+    return parcel, plan, joined
 
 
 def _join_peers(
@@ -190,23 +191,6 @@ def _join_peers(
         return Joined()
     share = NodeShare(sampler, joined.node_of_rank, dataset_size)
     return Joined(joined.plan, joined.listener, share)
-
-
-def tell_peers(staging: Staging | None, sampler: object, error: Exception) -> None:
-    """Tell the other ranks, which wait in :func:`with_staging`, what keeps this one from it.
-
-    Does nothing without peers.
-    """
-    if staging is None or staging.peers is None or not isinstance(sampler, ScatteredOrder):
-        return
-    from overlapiter.peers.rendezvous import communicator_of, tell
-
-    warn(
-        f"rank {sampler.rank} tells the others that it cannot begin: {described(error)[0]}",
-        StagingWarning,
-    )
-    with contextlib.suppress(Exception):  # the caller raises what comes first
-        tell(communicator_of(staging.peers, sampler.rank, sampler.size), error)
 
 
 def default_prefetchers(n_cores: int) -> int:
@@ -274,13 +258,16 @@ def _check_access(staging: Staging, source: str) -> tuple[str, ...]:
     return ()
 
 
-def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
-    """Refuse a source below which no file of the first mini-batch lies; warn where few do."""
+def _first_paths(source: str, dataset: Any, first_indices: list[int]) -> set[str]:
+    """Return the files of the first mini-batch below the source, as far as they are declared.
+
+    Refuse a source below which none of them lies; warn where few do.
+    """
     paths = [path for index in first_indices for path in declared_paths(dataset, index) or []]
-    below = {path for path, _ in paths_below(source, paths)}
+    below = dict(paths_below(source, paths))
     outside = [path for path in paths if path not in below]
     if not outside:
-        return
+        return {*below.values()}
     shown = outside[0] if is_url(outside[0]) else os.path.abspath(outside[0])
     if not below:
         alias = " by its name, which leads there through a symbolic link: give both by one name"
@@ -297,6 +284,7 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             f"above all of them as Staging.source",
             StagingWarning,
         )
+    return {*below.values()}
 
 
 def check_apart(source: str, directories: list[str]) -> None:
@@ -342,13 +330,9 @@ def _prepare(directory: str, *, is_training: bool) -> None:
         )
 
 
-def _check_capacity(
-    capacity_bytes: int, source: str, dataset: Any, first_indices: list[int]
-) -> None:
+def _check_capacity(capacity_bytes: int, paths: Collection[str]) -> None:
     """Refuse a capacity that does not hold the files of one mini-batch, in whole blocks."""
     needed_bytes = 0
-    declared = [path for index in first_indices for path in declared_paths(dataset, index) or []]
-    paths = dict.fromkeys(absolute for _, absolute in paths_below(source, declared))
     for path in paths:
         with contextlib.suppress(OSError, ValueError):  # it is missing, or a URL
             needed_bytes += aligned(os.stat(path).st_size, _BLOCK_BYTES)

@@ -24,22 +24,15 @@ Function = Callable[..., Any]
 
 
 class Reader(NamedTuple):
-    """A line of the table.
+    """A line of the table."""
 
-    Attributes:
-        module: Where it is found.
-        name: Its name there; that of a method with the name of its class before.
-        keyword: The name of the argument that is the path; empty to ask its signature.
-        by_content: Whether it has read the file when it returns, and does not look at its name:
-            then the copy needs no file on the disk.
-        is_on: Whether it is redirected.
-    """
-
-    module: str
-    name: str
-    keyword: str = ""
+    module: str  # where it is found
+    name: str  # its name there; that of a method with the name of its class before
+    keyword: str = ""  # name of the argument that is the path; empty to ask its signature
+    #: Whether it has read the file when it returns, and does not look at its name: then the copy
+    #: needs no file on the disk.
     by_content: bool = False
-    is_on: bool = True
+    is_on: bool = True  # whether it is redirected
 
 
 _KNOWN = (

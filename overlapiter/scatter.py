@@ -30,23 +30,14 @@ _SEARCHED_EPOCHS = 1000
 
 
 class ScatterState(NamedTuple):
-    """What a snapshot holds of a scattered order; the same on all ranks.
+    """What a snapshot holds of a scattered order; the same on all ranks."""
 
-    Attributes:
-        seed: Seed of the order; negative if it is not shuffled.
-        dataset_size: Examples in the dataset.
-        epoch_size: Examples in an epoch of the rank that wrote it.
-        epoch: Completed sweeps.
-        position: Examples that this rank has read in the epoch.
-        global_position: Examples that all ranks have read in the epoch.
-    """
-
-    seed: int
-    dataset_size: int
-    epoch_size: int
-    epoch: int
-    position: int
-    global_position: int
+    seed: int  # of the order; negative if it is not shuffled
+    dataset_size: int  # examples in the dataset
+    epoch_size: int  # examples in an epoch of the rank that wrote it
+    epoch: int  # completed sweeps
+    position: int  # examples that this rank has read in the epoch
+    global_position: int  # examples that all ranks have read in the epoch
 
     @property
     def is_known(self) -> bool:

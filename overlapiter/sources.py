@@ -35,11 +35,7 @@ def index_maker(index_type: str) -> Callable[[Any], Any]:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Key:
-    """An index that cannot be hashed or compared, as one that can, in any process.
-
-    Attributes:
-        pickled: The index.
-    """
+    """An index that cannot be hashed or compared, as one that can, in any process."""
 
     pickled: bytes
 
@@ -151,7 +147,7 @@ def source_root(path: str) -> str:
     Raises:
         OptionError: It is a URL that cannot be a root.
     """
-    root = checked_root("source", path)
+    root = checked_root(path)
     return root if is_url(root) else normalised(root)
 
 

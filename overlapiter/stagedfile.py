@@ -28,16 +28,12 @@ class StagedFile(io.BytesIO):
     Made of bytes, it shares them: nothing is copied. It differs from what ``open(name, "rb")``
     gives in that it reads nothing ahead: there is no ``raw`` file, and the position of the
     descriptor is that of the file whenever :meth:`fileno` returns.
-
-    Attributes:
-        name: The path as the caller of ``open`` wrote it.
-        mode: As ``open`` has it, whether it was called with "rb" or "br".
     """
 
     # An attribute that has a slot costs no dictionary: one file is made for every image.
     __slots__ = ("name",)
-    name: str | bytes
-    mode = "rb"
+    name: str | bytes  # the path as the caller of ``open`` wrote it
+    mode = "rb"  # as ``open`` has it, whether it was called with "rb" or "br"
     closefd = True  # as a FileIO has it, for callers that want no buffer
     _descriptor = -1
 

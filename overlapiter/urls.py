@@ -22,24 +22,28 @@ def protocol_of(url: str) -> str:
     return url.partition("://")[0].lower()
 
 
-def checked_root(option: str, source: str) -> str:
+def checked_root(source: str) -> str:
     """Return a source root as it is written within overlapiter; a path that is no URL as it is.
 
     Raises:
         OptionError: It is a URL that cannot be a root, or was one.
     """
     if _COLLAPSED.match(source):
-        raise OptionError(option, f"{source!r} was a URL before pathlib took it; give it as a text")
+        raise OptionError(
+            "source", f"{source!r} was a URL before pathlib took it; give it as a text"
+        )
     if not is_url(source):
         return source
     if "::" in source:
         raise OptionError(
-            option,
+            "source",
             "holds '::'; give the outer root alone, such as 'zip://', and what it lies in by "
             "storage_options={'fo': 's3://bucket/images.zip'}",
         )
     if urllib.parse.urlsplit(source).password is not None:
-        raise OptionError(option, "holds a password; give it in storage_options, which are hidden")
+        raise OptionError(
+            "source", "holds a password; give it in storage_options, which are hidden"
+        )
     root = source.rstrip("/")
     return root + "//" if root.endswith(":") else root
 

@@ -29,22 +29,15 @@ def gathered(comm: Communicator | None, thing: Any) -> Sequence[Any] | None:
 
 @dataclasses.dataclass
 class Interval:
-    """What one rank counted since the last report.
+    """What one rank counted since the last report."""
 
-    Attributes:
-        update_seconds: Inside updates: from the call of ``next()`` until the optimizer is done.
-            Evaluation, snapshots and logs come between updates.
-        wait_seconds: Of those, inside ``next()``.
-        n_examples: In the mini-batches that came.
-        opens_staged: Opens of source files that went to a staged copy.
-        opens_source: Opens of source files that went to the slow store.
-    """
-
+    #: Inside updates: from the call of ``next()`` until the optimizer is done. Evaluation,
+    #: snapshots and logs come between updates.
     update_seconds: float = 0.0
-    wait_seconds: float = 0.0
-    n_examples: int = 0
-    opens_staged: int = 0
-    opens_source: int = 0
+    wait_seconds: float = 0.0  # of those, inside ``next()``
+    n_examples: int = 0  # in the mini-batches that came
+    opens_staged: int = 0  # opens of source files that went to a staged copy
+    opens_source: int = 0  # opens of source files that went to the slow store
 
 
 def summarize(intervals: Sequence[Interval]) -> dict[str, float]:

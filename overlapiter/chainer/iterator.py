@@ -44,7 +44,7 @@ from overlapiter.order import EpochSampler, Indices, IterationState, RunAhead, S
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
-from overlapiter.workers.start.launch import is_importing_main, pickled
+from overlapiter.workers.start.launch import is_importing_main, pickled, start_for
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # nothing that the start of the workers would have to wait fo
     from overlapiter.sharedmem.slots import MiniBatch
     from overlapiter.stats import Stats
     from overlapiter.workers.reader.face import Face
+    from overlapiter.workers.start.parcel import Parcel
 
 
 class OverlapIterator(ProgressAttributes):
@@ -289,36 +290,35 @@ class OverlapIterator(ProgressAttributes):
                 self._pipeline.submit(step.index_list)
 
     def _start(self, created_ns: int) -> None:
-        try:
-            warn_if_failure_hangs()
-            self._trace, self._owns_trace = chosen_trace(self.trace)
-            parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
-        except Exception as error:
-            from overlapiter.planning import tell_peers  # not before the forkserver starts
-
-            tell_peers(self.staging, self.order_sampler, error)
-            raise
+        with contextlib.suppress(PipelineError):  # it fails again below, and is told to all ranks
+            start_for(self.dataset)
         from overlapiter.pipeline import Pipeline  # while the forkserver starts
-        from overlapiter.planning import with_staging
+        from overlapiter.planning import planned
         from overlapiter.workers.plan import SupervisorPlan
 
         order = self._state.order
-        plan = SupervisorPlan(
-            n_readers=self.n_processes,
-            n_build_ahead=self.n_prefetch + 1,
-            batch_size=self.batch_size,
-            dataset_size=len(self.dataset),
-            # The original passes the elements of the order to the dataset.
-            index_type=np.dtype(np.intp if order is None else order.dtype).char,
-            seed=self.seed,
-            is_skipping=self.bad_examples != "raise",
-            max_parts_per_reader=self._maxtasksperchild,
-            imports=imports,
-        )
+
+        def make() -> tuple[Parcel, SupervisorPlan]:
+            warn_if_failure_hangs()
+            self._trace, self._owns_trace = chosen_trace(self.trace)
+            parcel, imports = pickled(self.dataset, DatasetPickler, _face_of)
+            return parcel, SupervisorPlan(
+                n_readers=self.n_processes,
+                n_build_ahead=self.n_prefetch + 1,
+                batch_size=self.batch_size,
+                dataset_size=len(self.dataset),
+                # The original passes the elements of the order to the dataset.
+                index_type=np.dtype(np.intp if order is None else order.dtype).char,
+                seed=self.seed,
+                is_skipping=self.bad_examples != "raise",
+                max_parts_per_reader=self._maxtasksperchild,
+                imports=imports,
+            )
+
         indices = range(len(self.dataset)) if order is None else order
         first = [int(index) for index in indices[: self.batch_size]]
-        plan, joined = with_staging(
-            plan, parcel, self.staging, self.dataset, first, sampler=self.order_sampler
+        parcel, plan, joined = planned(
+            make, self.staging, self.dataset, first, sampler=self.order_sampler
         )
         listener = None if joined is None else joined.listener
         self._share = None if joined is None else joined.share

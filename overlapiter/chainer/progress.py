@@ -10,22 +10,14 @@ from overlapiter.order import IterationState, RunAhead, Step, epoch_size
 
 
 class Progress(NamedTuple):
-    """How far an iterator has come; replaced as a whole, so an interruption leaves no half of it.
+    """How far an iterator has come; replaced as a whole, so an interruption leaves all of it."""
 
-    Attributes:
-        state: After the mini-batch that was taken last.
-        previous_epoch_detail: Before that mini-batch; -1 for none.
-        ahead: Generates the following steps.
-        step: The step that led here; None at the start. An interruption may have left it in
-            ``ahead``.
-        is_passed_over: Whether every example of that mini-batch was left out, so that ``next()``
-            goes on to the following one.
-    """
-
-    state: IterationState
-    previous_epoch_detail: float
-    ahead: RunAhead
+    state: IterationState  # after the mini-batch that was taken last
+    previous_epoch_detail: float  # before that mini-batch; -1 for none
+    ahead: RunAhead  # generates the following steps
+    #: The step that led here; None at the start. An interruption may have left it in ``ahead``.
     step: Step | None = None
+    #: Whether all examples of that mini-batch were left out, so that ``next()`` goes on.
     is_passed_over: bool = False
 
     def drop_taken(self) -> None:

@@ -133,11 +133,6 @@ def from_all(comm: Communicator, make: Callable[[], T]) -> list[T]:
     return [made for made, _ in found]  # type: ignore[misc]  # all have made theirs
 
 
-def tell(comm: Communicator, error: Exception) -> None:
-    """Say, in the place of :func:`from_all`, that this rank has failed before. Collective."""
-    allgather(comm, (None, _words_of(error)))
-
-
 def _words_of(error: Exception | None) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 

@@ -104,6 +104,10 @@ class Layout:
         return _arrange(self.structure, self.columns, rows, self.n_rows)
 
 
+#: Of mini-batches whose examples were all left out before there was any other.
+NO_LAYOUT = Layout("loose", (), 1, 0)
+
+
 def layout_of(example: object, n_rows: int, take_apart: Flatten | None = None) -> Layout:
     """Return the layout for mini-batches of ``n_rows`` examples like this one.
 

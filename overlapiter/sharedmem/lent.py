@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Sequence
 
-from .layout import Array, Layout
+from .layout import NO_LAYOUT, Array
 from .pagelocks import PageLocks
 from .segments import Segment, Slot
 from .slots import FilledSlot, Report
@@ -26,7 +26,7 @@ class LentSlots:
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self.locks = locks
-        self.layouts: dict[int, Layout] = {}
+        self.layouts = {-1: NO_LAYOUT}
         self.segments: dict[int, Segment] = {}  # by their numbers, mapped
         # Filled by whichever thread drops the last view of a slot.
         self._released: collections.deque[Slot | _Loan] = collections.deque()
@@ -50,18 +50,16 @@ class LentSlots:
     def filled(
         self, layout_id: int, slot: Slot, reports: Sequence[tuple[int, int, Report]]
     ) -> FilledSlot:
-        """Return a slot with a mini-batch in it, to be viewed once."""
-
-        def lend(memory: Array | None) -> None:
-            if memory is None:
-                self._released.append(slot)
-                return
-            self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
-            if self.locks is not None:
-                self.locks.lock(slot, memory)
-
+        """Return a slot with a mini-batch in it, which is released with its last view."""
         segment = self.segments.get(slot.segment_id)
-        return FilledSlot(self.layouts[layout_id], segment, slot, reports, lend)
+        filled = FilledSlot.of(self.layouts[layout_id], segment, slot, reports)
+        if filled.root is None:
+            self._released.append(slot)
+        else:
+            self._loans[slot] = weakref.KeyedRef(filled.root, self._released.append, slot)
+            if self.locks is not None:
+                self.locks.lock(slot, filled.root)
+        return filled
 
     def release(self, slot: Slot) -> None:
         """Release a slot that was not viewed."""

@@ -2,7 +2,8 @@
 
 A segment has no name (``memfd_create``): the kernel frees it with its last user, and the size of
 /dev/shm does not limit it. Every row of a slot is reserved before its first use, so that a lack of
-memory raises an error here and never a bus error in the middle of a copy.
+memory, as of descriptors or address space, raises a SharedMemoryError here, from whatever makes,
+maps or reserves something, and never a bus error in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -37,11 +38,7 @@ _LIMITS = {
 
 
 class Segment:
-    """One piece of shared memory, mapped; it closes the descriptor.
-
-    Raises:
-        SharedMemoryError: The limit of address space is reached.
-    """
+    """One piece of shared memory, mapped; it closes the descriptor."""
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
@@ -54,11 +51,7 @@ class Segment:
 
     @classmethod
     def create(cls, size_bytes: int) -> Segment:
-        """Make a segment that takes no memory yet; see :meth:`reserve`.
-
-        Raises:
-            SharedMemoryError: The limit of address space or of descriptors is reached.
-        """
+        """Make a segment that takes no memory yet; see :meth:`reserve`."""
         fd = -1
         try:
             fd = os.memfd_create("overlapiter-slots", os.MFD_CLOEXEC)
@@ -70,11 +63,7 @@ class Segment:
         return cls(fd, size_bytes)
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> None:
-        """Allocate the memory of a range, zeroed.
-
-        Raises:
-            SharedMemoryError: There is too little.
-        """
+        """Allocate the memory of a range, zeroed."""
         try:
             os.posix_fallocate(self.fd, offset_bytes, length_bytes)
         except OSError as error:
@@ -126,11 +115,7 @@ class SlotPool:
         return len(self._warm) + len(self._cold) == self._n_slots
 
     def add_segment(self, segment_id: int) -> None:
-        """Add a segment, with as many slots as there are already.
-
-        Raises:
-            SharedMemoryError: The limit of address space or of descriptors is reached.
-        """
+        """Add a segment, with as many slots as there are already."""
         n_new = max(self._n_expected, self._n_slots)
         self.segments[segment_id] = Segment.create(n_new * self._stride_bytes)
         starts = range((n_new - 1) * self._stride_bytes, -1, -self._stride_bytes)
@@ -153,9 +138,6 @@ class SlotPool:
         Args:
             slot: One that was acquired.
             rows: The rows; not none.
-
-        Raises:
-            SharedMemoryError: There is too little.
         """
         lacking = self._lacking.get(slot)
         if lacking is None or lacking.isdisjoint(rows):

@@ -9,8 +9,9 @@ entry is ``(IN_COLUMN,)``, ``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -162,48 +163,74 @@ class FilledSlot(NamedTuple):
     """A slot with a mini-batch in it; the trainer's end."""
 
     layout: Layout  # the layout that the readers used
-    segment: Segment | None  # the segment of the slot; None where the layout has no columns
-    slot: Slot  # the slot
     reports: Sequence[tuple[int, int, Report]]  # (start, stop, report) of every part, in order
-    #: Called once with the array that all views of the slot refer to, so that it is garbage-
-    #: collected with the last of them; with None if there are no views.
-    lend: Callable[[Array | None], None]
+    #: What all views of the slot refer to, so it is garbage-collected with the last of them; None
+    #: where the layout has no columns.
+    root: Array | None
+    columns: list[Array]  # as many rows of each as there are examples
 
-    def columns(self, n_rows: int) -> tuple[Array | None, list[Array]]:
-        """Lend the slot; return the array that its views refer to, and rows of the columns."""
-        columns: list[Array] = []
-        root: Array | None = None
-        if self.segment is not None:
-            memory, n_bytes = self.segment.memory, self.layout.slot_bytes
-            # NumPy makes this array the base of every view.
-            root = np.frombuffer(memory, np.uint8, n_bytes, self.slot.offset_bytes)
-            columns = column_arrays(self.layout, n_rows, root, 0)
-        self.lend(root)
-        return root, columns
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        segment: Segment | None,
+        slot: Slot,
+        reports: Sequence[tuple[int, int, Report]],
+    ) -> FilledSlot:
+        """View a slot of a segment, which is None where the layout has no columns."""
+        if segment is None:
+            return cls(layout, reports, None, [])
+        # NumPy makes this array the base of every view.
+        root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
+        n_rows = min(reports[-1][1], layout.n_rows)  # one row may be a whole mini-batch
+        return cls(layout, reports, root, column_arrays(layout, n_rows, root, 0))
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether all examples are ordinary, and have arrays."""
+        return bool(self.columns) and all(report is None for _, _, report in self.reports)
+
+    def left_out(self) -> list[ExampleError]:
+        """Return the errors of the examples that are left out."""
+        return [entry for _, entry in self.entries() if isinstance(entry, ExampleError)]
+
+    def entries(self) -> Iterator[tuple[int, ExampleEntry | ExampleError | None]]:
+        """Give each row that was reported on, and its entry of the report."""
+        for start, stop, report in self.reports:
+            yield from zip(range(start, stop), report or itertools.repeat(None), strict=False)
+
+    def leaves(
+        self, row: int, entry: ExampleEntry | None
+    ) -> tuple[Structure, list[Any], list[bool]]:
+        """Return the structure and the leaves of one example, and which of these lie in columns."""
+        layout, columns = self.layout, self.columns
+        if entry is None:
+            entry = (None, [(IN_COLUMN,)] * len(layout.columns))
+        structure = layout.structure if entry[0] is None else entry[0]
+        leaves: list[Any] = []
+        number = 0
+        for kind, leaf in zip(leaf_kinds(structure), entry[1], strict=True):
+            if leaf[0] == LOOSE:
+                leaves.append(leaf[1])
+            elif leaf[0] == IN_COLUMN:
+                array = columns[number]
+                leaves.append(array[row] if kind == "number" or array.ndim > 1 else array[row, ...])
+            else:
+                column = layout.columns[number]
+                array = _row_array(self.root, Slot(0, 0), column, row, leaf[1], leaf[2])
+                leaves.append(array[()] if kind == "number" else array)
+            number += kind != "loose"
+        return structure, leaves, [leaf[0] == IN_COLUMN for leaf in entry[1]]
 
 
-class Views:
-    """How the trainer sees slots: with this one, of no framework, as NumPy arrays."""
-
-    def view(self, filled: FilledSlot) -> Any:
-        """Return the mini-batch in a slot. Copies nothing."""
-        layout, reports = filled.layout, filled.reports
-        root, columns = filled.columns(reports[-1][1])
-        if columns and all(report is None for _, _, report in reports):
-            rows = [*map(_rows, columns, layout.kinds)]
-            contiguous = _contiguous(layout, columns)
-            return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
-        return _view_mixed(layout, root, columns, reports)
-
-    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
-        """Return the mini-batch of an index list all of whose examples are left out."""
-        return MiniBatch([], skipped=left_out(reports))
-
-
-def left_out(reports: Sequence[tuple[int, int, Report]]) -> list[ExampleError]:
-    """Return the errors of the examples that are left out."""
-    entries = [entry for _, _, report in reports for entry in report or []]
-    return [entry for entry in entries if isinstance(entry, ExampleError)]
+def view_examples(filled: FilledSlot) -> MiniBatch:
+    """Return the mini-batch in a slot as NumPy arrays, of no framework. Copies nothing."""
+    if not filled.is_ordinary:
+        return _view_mixed(filled)
+    layout, columns = filled.layout, filled.columns
+    rows = [*map(_rows, columns, layout.kinds)]
+    contiguous = _contiguous(layout, columns)
+    return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
 
 
 def _rows(column: Array, kind: str) -> Sequence[Any]:
@@ -216,57 +243,26 @@ def _contiguous(layout: Layout, columns: Sequence[Array]) -> list[Array | None]:
     return [a if c.is_contiguous else None for a, c in zip(columns, layout.columns, strict=True)]
 
 
-def _view_mixed(
-    layout: Layout,
-    root: Array | None,
-    columns: list[Array],
-    reports: Sequence[tuple[int, int, Report]],
-) -> MiniBatch:
+def _view_mixed(filled: FilledSlot) -> MiniBatch:
     """Return a mini-batch in which some example is not ordinary."""
+    layout = filled.layout
     examples: list[Any] = []
     skipped: list[ExampleError] = []
     in_columns = [True] * len(layout.kinds)  # leaves, in all examples so far
     is_common = True  # the layout's structure, in all examples so far
-    for start, stop, report in reports:
-        for row in range(start, stop):
-            entry = None if report is None else report[row - start]
-            if isinstance(entry, ExampleError):
-                skipped.append(entry)
-                continue
-            structure, leaves, in_column = row_leaves(layout, root, columns, row, entry)
-            examples.append(unflatten(structure, leaves))
-            if structure != layout.structure:
-                is_common = False
-            else:
-                in_columns = [a and b for a, b in zip(in_columns, in_column, strict=True)]
+    for row, entry in filled.entries():
+        if isinstance(entry, ExampleError):
+            skipped.append(entry)
+            continue
+        structure, leaves, in_column = filled.leaves(row, entry)
+        examples.append(unflatten(structure, leaves))
+        if structure != layout.structure:
+            is_common = False
+        else:
+            in_columns = [a and b for a, b in zip(in_columns, in_column, strict=True)]
     if skipped or not is_common:
         return MiniBatch(examples, skipped=skipped)
-    contiguous = iter(_contiguous(layout, columns))
+    contiguous = iter(_contiguous(layout, filled.columns))
     per_leaf = [None if kind == "loose" else next(contiguous, None) for kind in layout.kinds]
     kept = [array if is_in else None for array, is_in in zip(per_leaf, in_columns, strict=True)]
     return MiniBatch(examples, layout.structure, kept)
-
-
-def row_leaves(
-    layout: Layout, root: Array | None, columns: list[Array], row: int, entry: ExampleEntry | None
-) -> tuple[Structure, list[Any], list[bool]]:
-    """Return the structure and the leaves of one example, and which of these lie in columns.
-
-    ``root`` and ``columns`` are those of :meth:`FilledSlot.columns`, ``entry`` is of its report.
-    """
-    if entry is None:
-        entry = (None, [(IN_COLUMN,)] * len(layout.columns))
-    structure = layout.structure if entry[0] is None else entry[0]
-    leaves: list[Any] = []
-    number = 0
-    for kind, leaf in zip(leaf_kinds(structure), entry[1], strict=True):
-        if leaf[0] == LOOSE:
-            leaves.append(leaf[1])
-        elif leaf[0] == IN_COLUMN:
-            array = columns[number]
-            leaves.append(array[row] if kind == "number" or array.ndim > 1 else array[row, ...])
-        else:
-            array = _row_array(root, Slot(0, 0), layout.columns[number], row, leaf[1], leaf[2])
-            leaves.append(array[()] if kind == "number" else array)
-        number += kind != "loose"
-    return structure, leaves, [leaf[0] == IN_COLUMN for leaf in entry[1]]

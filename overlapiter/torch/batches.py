@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,13 +16,10 @@ from overlapiter.sharedmem.slots import (
     IN_COLUMN,
     LOOSE,
     FilledSlot,
-    Report,
-    Views,
-    left_out,
-    row_leaves,
 )
 from overlapiter.torch.collation import Collation
-from overlapiter.torch.face import RAW, TURNED, RemoteError
+from overlapiter.torch.face import RemoteError
+from overlapiter.torch.memory import tensor_of
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -36,75 +32,41 @@ _ORIGINALS: dict[str, Callable[[Any], Any]] = {
 
 
 class Collated(NamedTuple):
-    """A mini-batch.
+    """A mini-batch; false where no example is left."""
 
-    Attributes:
-        data: What the user gets.
-        skipped: The error of each example that was left out.
-        n_examples: How many were not.
-    """
-
-    data: Any
-    skipped: Sequence[ExampleError]
-    n_examples: int
+    data: Any  # what the user gets
+    skipped: Sequence[ExampleError]  # the error of each example that was left out
+    n_examples: int  # how many were not
 
     def __bool__(self) -> bool:
-        """Return whether there is any example in it."""
         return self.n_examples > 0
 
 
-class TensorViews(Views):
-    """Shows slots as what PyTorch's collation makes of the examples in them."""
-
-    def view(self, filled: FilledSlot) -> Collated | FailedBatch:
-        """Return the collated mini-batch; copies nothing where all examples are alike."""
-        layout, reports = filled.layout, filled.reports
-        root, columns = filled.columns(reports[-1][1])
-        if columns and all(report is None for _, _, report in reports):
-            tensors = map(_tensor, layout.kinds, columns)
-            return Collated(_collated(layout.structure, tensors, list), (), reports[-1][1])
-        return _view_mixed(layout, root, columns, reports)
-
-    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
-        """Return the mini-batch all of whose examples were left out."""
-        return Collated(None, left_out(reports), 0)
+def view_tensors(filled: FilledSlot) -> Collated | FailedBatch:
+    """Return what PyTorch's collation makes of the examples; copies nothing of those all alike."""
+    if not filled.is_ordinary:
+        return _view_mixed(filled)
+    tensors = map(_tensor, filled.layout.kinds, filled.columns)
+    n_examples = filled.reports[-1][1]
+    return Collated(_collated(filled.layout.structure, tensors, list), (), n_examples)
 
 
-class WholeViews(TensorViews):
-    """Shows slots as what a ``collate_fn`` has returned, in a file reader."""
-
-    def view(self, filled: FilledSlot) -> Collated | FailedBatch:
-        """Return the mini-batch; its tensors and arrays are views."""
-        layout, reports = filled.layout, filled.reports
-        root, columns = filled.columns(1)
-        (_, n_indices, report), skipped = reports[0], left_out(reports)
-        written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
-        if not written:
-            return Collated(None, skipped, 0)
-        whole: Any = row_leaves(layout, root, columns, 0, written[0])
-        (pickled, _, kinds), leaves, _ = whole
-        values = [*map(_turned_back, kinds, leaves)]
-        return Collated(_Filled(pickled, values).load(), skipped, n_indices - len(skipped))
-
-
-class _Filled(pickle.Unpickler):
-    """Unpickles what a ``collate_fn`` has returned around its tensors and arrays."""
-
-    def __init__(self, pickled: bytes, values: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(pickled))
-        self._values = values
-
-    def persistent_load(self, number: int) -> Any:
-        """Return a tensor or an array."""
-        return self._values[number]
+def view_whole(filled: FilledSlot) -> Collated:
+    """Return what a ``collate_fn`` has returned, in a file reader, with views in it."""
+    skipped, (_, n_indices, report) = filled.left_out(), filled.reports[0]
+    written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
+    if not written:
+        return Collated(None, skipped, 0)
+    structure, leaves, _ = filled.leaves(0, written[0])
+    data = pickle.loads(structure[0], buffers=leaves)  # type: ignore[arg-type]  # it is bytes
+    return Collated(data, skipped, n_indices - len(skipped))
 
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:
     """Return a column as the tensor that its rows collate to."""
     if not column.flags.c_contiguous:  # rows that were made wider for larger ones
         column = np.ascontiguousarray(column)
-    tensor = torch.from_numpy(column)
-    return tensor.view(getattr(torch, kind.removeprefix(RAW))) if kind.startswith(RAW) else tensor
+    return tensor_of(kind, column)
 
 
 def _original(kind: str, leaf: Any) -> Any:
@@ -112,16 +74,6 @@ def _original(kind: str, leaf: Any) -> Any:
     if kind in _ORIGINALS:
         return _ORIGINALS[kind](leaf)
     return leaf if isinstance(leaf, torch.Tensor) else _tensor(kind, leaf)
-
-
-def _turned_back(kind: str, leaf: Any) -> Any:
-    """Return a leaf as it was before it was made contiguous."""
-    kind, _, axes = kind.partition(TURNED)
-    value = _original(kind, leaf)
-    if not axes:
-        return value
-    turn = torch.permute if isinstance(value, torch.Tensor) else np.transpose
-    return turn(value, np.argsort([int(axis) for axis in axes.split(",")]).tolist())
 
 
 def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> Any:
@@ -141,26 +93,18 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
     return parts if isinstance(kind, str) else kind(*parts)
 
 
-def _view_mixed(
-    layout: Layout,
-    root: Array | None,
-    columns: list[Array],
-    reports: Sequence[tuple[int, int, Report]],
-) -> Collated | FailedBatch:
+def _view_mixed(filled: FilledSlot) -> Collated | FailedBatch:
     """Return a mini-batch in which something is not ordinary."""
-    entries = [
-        (row, None if report is None else report[row - start])
-        for start, stop, report in reports
-        for row in range(start, stop)
-    ]
-    rows = [(row, entry) for row, entry in entries if not isinstance(entry, ExampleError)]
-    skipped = left_out(reports)
+    layout, columns = filled.layout, filled.columns
+    rows = [each for each in filled.entries() if not isinstance(each[1], ExampleError)]
+    skipped = filled.left_out()
+    if not rows:  # PyTorch collates no mini-batch of none
+        return Collated(None, skipped, 0)
     try:
         if all(_is_regular(layout, entry) for _, entry in rows):
             data = _collate_columns(layout, columns, rows, are_all=not skipped)
         else:
-            examples = [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
-            data = Collation()(examples)
+            data = Collation()([_rebuilt(filled, row, entry) for row, entry in rows])
     except Exception as error:  # these examples do not go together
         return FailedBatch(RemoteError.of(error), None)
     return Collated(data, skipped, len(rows))
@@ -190,7 +134,7 @@ def _collate_columns(
     return _collated(layout.structure, iter(values), list)
 
 
-def _rebuilt(layout: Layout, root: Array | None, columns: list[Array], row: int, entry: Any) -> Any:
+def _rebuilt(filled: FilledSlot, row: int, entry: Any) -> Any:
     """Return an example as the dataset gave it."""
-    structure, leaves, _ = row_leaves(layout, root, columns, row, entry)
+    structure, leaves, _ = filled.leaves(row, entry)
     return unflatten(structure, map(_original, leaf_kinds(structure), leaves))

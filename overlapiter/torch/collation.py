@@ -10,13 +10,10 @@ from torch.utils.data._utils import collate
 
 
 class Collation:
-    """What PyTorch's default collation is in this program now; in file readers it is the same.
-
-    Attributes:
-        functions: What collates each type: a program may register some.
-    """
+    """What PyTorch's default collation is in this program now; in file readers it is the same."""
 
     def __init__(self) -> None:
+        #: What collates each type: a program may register some.
         self.functions: dict[Any, Callable[..., Any]] = {**collate.default_collate_fn_map}
         if self.functions.get(torch.Tensor) is collate.collate_tensor_fn:
             self.functions[torch.Tensor] = stack

@@ -29,11 +29,6 @@ def _(dataset: Any, index: int) -> list[str] | None:
     return declared_paths(dataset.datasets[number], index - before)
 
 
-@source_roots.register(data.Subset)
-def _(dataset: Any) -> set[str]:
-    return source_roots(dataset.dataset)
-
-
 @source_roots.register(data.ConcatDataset)
 def _(dataset: Any) -> set[str]:
     return set().union(*map(source_roots, dataset.datasets))

@@ -125,8 +125,9 @@ class Epoch(_BaseDataLoaderIter):
         default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         renewal = Renewal(self._base_seed, default_dtype)
         feed = begin(loader, renewal, indices.tolist())
-        if feed.share is not None and (self._is_resumed or not feed.share.has_begun):
-            feed.share.begin(self._progress.number, self._progress.position, order)
+        share = self._shelf.share
+        if share is not None and (self._is_resumed or not share.has_begun):
+            share.begin(self._progress.number, self._progress.position, order)
         return feed
 
     @property
@@ -201,7 +202,7 @@ class Epoch(_BaseDataLoaderIter):
         foresight = self._foresight
         if foresight is not None and foresight.orders:
             self._order_size = len(foresight.orders[self._progress.number])
-            share = None if self._feed is None else self._feed.share
+            share = self._shelf.share
             sharing = None if share is None else share.sharing(foresight.orders)
             self._pipeline.announce({**foresight.orders}, foresight.others, sharing)
         for keys in self._pending:
@@ -305,8 +306,8 @@ def _is_sent(keys: Keys) -> bool:
 def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> NoReturn:
     """Raise what a worker has raised, with the words of PyTorch."""
     wrapper = ExceptionWrapper.__new__(ExceptionWrapper)
-    wrapper.exc_type, wrapper.exc_msg = remote.kind, remote.text
-    wrapper.where = remote.where or f"in DataLoader worker process {worker}"
+    wrapper.exc_type, wrapper.exc_msg, where = remote.args
+    wrapper.where = where or f"in DataLoader worker process {worker}"
     try:
         wrapper.reraise()
     except Exception as error:

@@ -33,37 +33,21 @@ SHARED_DTYPES = frozenset(
 )
 #: Element types that NumPy lacks travel as integers of their size.
 _RAW_TYPES = {1: "uint8", 2: "int16", 4: "int32"}
-RAW = "raw:"
-#: Precedes, in the kind of a leaf, the axes in the order in which its elements lie.
-TURNED = "/"
 
 
 class Renewal(NamedTuple):
-    """What the processes of an epoch are told.
+    """What the processes of an epoch are told."""
 
-    Attributes:
-        base_seed: From which PyTorch derives the seeds of its workers.
-        default_dtype: The name of the type of elements that PyTorch gives tensors by default.
-    """
-
-    base_seed: int
-    default_dtype: str
+    base_seed: int  # from which PyTorch derives the seeds of its workers
+    default_dtype: str  # name of the type of elements that PyTorch gives tensors by default
 
 
 class RemoteError(Exception):
     """An exception of a file reader on its way to the trainer, which raises it as PyTorch does.
 
-    Attributes:
-        kind: Its class.
-        text: Its traceback.
-        where: In which worker it was raised; empty for the one that was to make the mini-batch.
+    Its arguments are its class; its traceback; and in which worker it was raised, empty for the one
+    that was to make the mini-batch.
     """
-
-    def __init__(self, kind: type[BaseException], text: str, where: str) -> None:
-        super().__init__(kind, text, where)
-        self.kind = kind
-        self.text = text
-        self.where = where
 
     @classmethod
     def of(cls, error: BaseException, where: str = "") -> RemoteError:
@@ -153,7 +137,7 @@ class TorchFace(Face):
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return an example's structure and leaves, or those of a collated mini-batch."""
         leaves: list[Any] = []
-        return (_skeleton if self.collates else _walk)(example, leaves), leaves
+        return (_pickled if self.collates else _walk)(example, leaves), leaves
 
     def collate(self, examples: Any) -> object:
         """Call ``collate_fn`` as PyTorch does."""
@@ -231,6 +215,8 @@ def _stacks_as_plain(kind: type) -> bool:
 def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
     import torch
 
+    from overlapiter.torch.memory import RAW, is_dense
+
     if is_dense(tensor):
         try:
             leaves.append(tensor.resolve_conj().resolve_neg().numpy())
@@ -243,14 +229,6 @@ def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
             return "tensor"
     leaves.append(tensor)
     return "loose"
-
-
-def is_dense(tensor: Any) -> bool:
-    """Return whether a tensor is an array in memory, and nothing besides."""
-    import torch
-
-    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
-    return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
 
 def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:
@@ -270,52 +248,50 @@ def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:
 # --- what a collate_fn returns, as one row ----------------------------------------------------
 
 
-class _SkeletonPickler(pickle.Pickler):
-    """Pickles anything, and leaves tensors and arrays out."""
+class _CollatedPickler(pickle.Pickler):
+    """Pickles anything; buffers stand for tensors and arrays, which it does not look into."""
 
-    def __init__(self, stream: io.BytesIO, leaves: list[Any]) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self.kinds: list[str] = []
-        self._leaves = leaves
-        self._numbers: dict[int, tuple[int, Any]] = {}  # by id, with the leaf, which stays alive
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.leaf_of: dict[int, Any] = {}  # by the id of the buffer
 
-    def persistent_id(self, thing: Any) -> int | None:
-        """Return the number of a leaf; None for what is pickled."""
-        if id(thing) in self._numbers:  # one leaf in two places is sent once, and stays one
-            return self._numbers[id(thing)][0]
+    def reducer_override(self, thing: Any) -> Any:
+        leaves = [thing]
         if is_tensor(thing):
-            kind = _tensor_leaf(thing, self._leaves)
+            kind = _tensor_leaf(thing, leaves)
         elif type(thing) is np.ndarray and not thing.dtype.hasobject:
             kind = "array"
-            self._leaves.append(thing)
         else:
-            return None
+            return NotImplemented
         if kind == "loose":
-            self._leaves.pop()
-            return None
-        self.kinds.append(kind + _made_contiguous(self._leaves))
-        number = len(self.kinds) - 1
-        self._numbers[id(thing)] = number, thing
-        return number
+            return NotImplemented
+        buffer, leaf, axes = pickle.PickleBuffer(bytearray()), leaves[-1], None
+        if not leaf.flags.c_contiguous:
+            order = sorted(range(leaf.ndim), key=leaf.strides.__getitem__, reverse=True)
+            turned = leaf.transpose(order)
+            if turned.flags.c_contiguous:  # a user chose channels_last for the sake of speed
+                leaf, axes = turned, np.argsort(order).tolist()
+        self.leaf_of[id(buffer)] = leaf
+        return restored, (buffer, kind, axes)
 
 
-def _made_contiguous(leaves: list[Any]) -> str:
-    """Turn the last leaf so that its elements lie in order, as a slot has them.
+def restored(leaf: Any, kind: str, axes: list[int] | None) -> Any:
+    """Return what a leaf was in a mini-batch; its axes are turned back."""
+    array = leaf if axes is None else leaf.transpose(axes)
+    if kind == "array":
+        return array
+    from overlapiter.torch.memory import tensor_of
 
-    Return what to add to its kind, by which the trainer turns it back: a user chose
-    ``channels_last``, for example, for the sake of speed.
-    """
-    leaf = leaves[-1]
-    axes = sorted(range(leaf.ndim), key=leaf.strides.__getitem__, reverse=True)
-    turned = leaf.transpose(axes)
-    if leaf.flags.c_contiguous or not turned.flags.c_contiguous:
-        return ""
-    leaves[-1] = turned
-    return TURNED + ",".join(map(str, axes))
+    return tensor_of(kind, array)
 
 
-def _skeleton(batch: object, leaves: list[Any]) -> Structure:
+def _pickled(batch: object, leaves: list[Any]) -> Structure:
+    """Return the pickle of a mini-batch as its structure; its buffers are the leaves."""
     stream = io.BytesIO()
-    pickler = _SkeletonPickler(stream, leaves)
+    buffers: list[pickle.PickleBuffer] = []  # in order, those of the user's classes included
+    pickler = _CollatedPickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append)
     pickler.dump(batch)
-    return (stream.getvalue(), None, tuple(pickler.kinds))
+    for buffer in buffers:
+        leaf = pickler.leaf_of.get(id(buffer))
+        leaves.append(np.asarray(buffer.raw()) if leaf is None else leaf)
+    return (stream.getvalue(), None, ("array",) * len(leaves))

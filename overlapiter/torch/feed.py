@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import socket
 import time
 import weakref
@@ -15,7 +14,8 @@ from torch.utils import data
 from torch.utils.data import default_collate
 
 from overlapiter.torch.collation import Collation
-from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
+from overlapiter.torch.face import Renewal, TorchFace, fetches_whole
+from overlapiter.torch.memory import FacePickler
 from overlapiter.torch.orders import size_of
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
@@ -39,50 +39,11 @@ def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
     return (*_PRELOAD, *["torch"] * is_needed(things))
 
 
-class FacePickler(pickle.Pickler):
-    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._memories: dict[tuple[int, int], Any] = {}  # of views, by address and size
-
-    def reducer_override(self, thing: Any) -> Any:
-        """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
-        if type(thing) is not torch.Tensor or not is_dense(thing):
-            return NotImplemented
-        if thing.is_conj() or thing.is_neg():
-            return NotImplemented
-        if thing.is_contiguous():
-            with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
-                return torch.from_numpy, (thing.numpy(),)
-        # There may be many views of the same memory: each would be pickled with all of it.
-        with contextlib.suppress(TypeError, RuntimeError):
-            storage = thing.untyped_storage()
-            memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-            memory = self._memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
-            place = thing.storage_offset(), thing.size(), thing.stride()
-            return view_of, (memory, thing.dtype, *place)
-        return NotImplemented
-
-
-def view_of(memory: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
-    """Return a tensor that lies at a place of some bytes: with this offset, size and stride."""
-    storage: Any = torch.from_numpy(memory).untyped_storage()
-    return torch.empty(0, dtype=dtype).set_(storage, *place)
-
-
 class Feed(NamedTuple):
-    """A pipeline and what it was made for.
-
-    Attributes:
-        pipeline: The pipeline.
-        purpose: What it depends on: the loader's options, and a digest of the pickled dataset.
-        share: What this node holds for others; None without peers.
-    """
+    """A pipeline and what it was made for."""
 
     pipeline: Pipeline
-    purpose: tuple[Any, ...]
-    share: NodeShare | None
+    purpose: tuple[Any, ...]  # the loader's options, and a digest of the pickled dataset
 
 
 class Shelf:
@@ -91,6 +52,7 @@ class Shelf:
     def __init__(self) -> None:
         self._feed: Feed | None = None
         self.joined: Joined | None = None
+        self.share: NodeShare | None = None  # what this node holds for others, if there are peers
         self.is_closed = False
         self.latest: Pipeline | None = None  # that an epoch began with, for its counters
 
@@ -188,39 +150,39 @@ def _new_feed(
     first_indices: list[int],
 ) -> Feed:
     created_ns = time.monotonic_ns()
-    staging, order, shelf = loader.staging, loader._order, loader._shelf
-    try:
-        imports = preload_of(loader)
-        start_forkserver(imports)
-        parcel = Parcel(face, FacePickler, name="")
-    except Exception as error:
-        from overlapiter.planning import tell_peers
-
-        if shelf.joined is None:  # else they train
-            tell_peers(staging, order, error)
-        raise
     from overlapiter.pipeline import Pipeline  # while the forkserver starts
-    from overlapiter.planning import with_staging
-    from overlapiter.torch.batches import TensorViews, WholeViews
+    from overlapiter.planning import planned
+    from overlapiter.torch.batches import view_tensors, view_whole
     from overlapiter.workers.plan import SupervisorPlan
 
+    def make() -> tuple[Parcel, SupervisorPlan]:
+        imports = preload_of(loader)
+        start_forkserver(imports)
+        return Parcel(face, FacePickler, name=""), SupervisorPlan(
+            n_readers=loader.num_workers,
+            n_build_ahead=loader.prefetch_factor * loader.num_workers,
+            batch_size=loader.batch_size or 1,
+            dataset_size=max(0, size_of(loader.dataset)),
+            index_type="O",  # as they come
+            seed=loader.seed,
+            is_skipping=loader.bad_examples != "raise",
+            max_parts_per_reader=None,
+            imports=imports,
+            renewal=renewal,
+        )
+
+    shelf = loader._shelf
+    parcel, plan, joined = planned(
+        make,
+        loader.staging,
+        loader.dataset,
+        first_indices,
+        sampler=loader._order,
+        joined=shelf.joined,
+    )
     purpose = options, parcel.digest
-    plan = SupervisorPlan(
-        n_readers=loader.num_workers,
-        n_build_ahead=loader.prefetch_factor * loader.num_workers,
-        batch_size=loader.batch_size or 1,
-        dataset_size=max(0, size_of(loader.dataset)),
-        index_type="O",  # as they come
-        seed=loader.seed,
-        is_skipping=loader.bad_examples != "raise",
-        max_parts_per_reader=None,
-        imports=imports,
-        renewal=renewal,
-    )
-    plan, joined = with_staging(
-        plan, parcel, staging, loader.dataset, first_indices, sampler=order, joined=shelf.joined
-    )
     listener = None if joined is None else shelf.keep(joined)
-    views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, created_ns, views=views, listener=listener)
-    return Feed(pipeline, purpose, None if joined is None else joined.share)
+    shelf.share = None if joined is None else joined.share
+    view = view_whole if face.collates else view_tensors
+    pipeline = Pipeline(parcel, plan, created_ns, view=view, listener=listener)
+    return Feed(pipeline, purpose)

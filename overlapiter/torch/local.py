@@ -22,12 +22,9 @@ class Seeded:
     """A dataset whose examples each see a random state of their own, in this process.
 
     These states follow from the seed, the epoch and the index.
-
-    Attributes:
-        epochs: Those of the examples that are asked for next.
     """
 
-    epochs: Iterator[int]
+    epochs: Iterator[int]  # of the examples that are asked for next
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed

@@ -28,17 +28,12 @@ _MOST_FORESEEN = 10**7
 
 
 class OrderedSampler(data.Sampler[int]):
-    """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch.
-
-    Attributes:
-        order: Gives the order of every epoch.
-        epoch: The epoch that the next iteration gives; each iteration leads to the next.
-        resumed: Of the epoch in which a snapshot was taken: where to go on, and in which order.
-    """
+    """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch."""
 
     def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
-        self.order = order
-        self.epoch = 0
+        self.order = order  # of every epoch
+        self.epoch = 0  # that the next iteration gives; each iteration leads to the next
+        #: Of the epoch in which a snapshot was taken: where to go on, and in which order.
         self.resumed: tuple[int, Indices] | None = None
         self._dataset_size = dataset_size
         self._n_given: int | None = None  # by the iteration that goes on
@@ -104,15 +99,10 @@ _KNOWN = (
 
 
 class Draws(NamedTuple):
-    """The generators that an epoch draws from, as they were before it.
+    """The generators that an epoch draws from, as they were before it."""
 
-    Attributes:
-        global_state: That of PyTorch's own generator; None for whatever it is.
-        states: Those of the loader's and its samplers' generators, in order.
-    """
-
-    global_state: torch.Tensor | None
-    states: list[torch.Tensor]
+    global_state: torch.Tensor | None  # that of PyTorch's own generator; None for whatever it is
+    states: list[torch.Tensor]  # those of the loader's and its samplers' generators, in order
 
 
 def samplers_of(loader: Any) -> list[Any]:
@@ -175,11 +165,7 @@ def put_draws(loader: Any, draws: Draws) -> None:
 
 
 class DistributedOrder(ScatteredOrder):
-    """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles.
-
-    Attributes:
-        epoch_0: The epoch of the sampler at which the loader counts 0.
-    """
+    """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles."""
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
         node = this_node()
@@ -192,7 +178,7 @@ class DistributedOrder(ScatteredOrder):
             remainder="drop" if sampler.drop_last else "fill",
             local_ranks=range(max(0, first), min(first + node.local_size, sampler.num_replicas)),
         )
-        self.epoch_0 = 0
+        self.epoch_0 = 0  # the epoch of the sampler at which the loader counts 0
 
     def _global_order(self, epoch: int, dataset_size: int) -> Indices:
         return super()._global_order(self.epoch_0 + epoch, dataset_size)
@@ -228,20 +214,15 @@ def order_of_ranks(loader: Any) -> ScatteredOrder | None:
 
 
 class Foresight(NamedTuple):
-    """What a loader is going to give.
+    """What a loader is going to give."""
 
-    Attributes:
-        keys: What its sampler gives in this epoch, one by one.
-        batch_size: How many of them make a mini-batch; None where a key is not in a list.
-        orders: By epoch, what it gives in this one and, where that is known, in the following one;
-            all of one length. Empty where keys are no integers.
-        others: By epoch, for each example of the order a row of what the other ranks of the node
-            read at the same time, where that is known.
-    """
-
-    keys: list[Any]
-    batch_size: int | None
+    keys: list[Any]  # what its sampler gives in this epoch, one by one
+    batch_size: int | None  # how many of them make a mini-batch; None where a key is in no list
+    #: By epoch, what it gives in this one and, where that is known, in the following one; all of
+    #: one length. Empty where there are no keys.
     orders: dict[int, Indices]
+    #: By epoch, for each example of the order a row of what the other ranks of the node read at the
+    #: same time, where that is known.
     others: dict[int, Indices]
 
     def batches_from(self, number: int) -> Iterator[Keys]:

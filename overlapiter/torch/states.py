@@ -30,36 +30,26 @@ _VERSION = 1
 
 
 class Progress:
-    """How far an iteration over a loader is, made before it draws. It outlives the iterator.
-
-    Attributes:
-        number: Of the epoch.
-        n_taken: Mini-batches taken, those included that failed.
-        n_examples: Examples in them, of those taken since the start or the resumption.
-        draws: The generators before the epoch.
-        has_base_seed: Whether it drew a base seed from them.
-        sampler_epoch: The epoch that the sampler was at, where it has one.
-        scattered: Its order, its place of resumption, and the order of the whole epoch, where the
-            sampler is an :class:`OrderedSampler`.
-        is_over: Whether the epoch is.
-        epoch_size: Examples after which the next epoch begins, for a sampler that gives more.
-    """
+    """How far an iteration over a loader is, made before it draws. It outlives the iterator."""
 
     def __init__(self, loader: data.DataLoader[Any]) -> None:
-        self.draws = draws_of(loader)
-        self.has_base_seed = True
+        self.draws = draws_of(loader)  # the generators before the epoch
+        self.has_base_seed = True  # whether it drew a base seed from them
         sampler = samplers_of(loader)[-1]
         self.sampler_epoch = epoch_of(sampler)
-        self.number: int = max(loader._n_begun, self.sampler_epoch or 0)
+        self.number: int = max(loader._n_begun, self.sampler_epoch or 0)  # of the epoch
+        #: The sampler's order, its place of resumption, and the order of the whole epoch.
         self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
+        #: Examples after which the next epoch begins, for a sampler that gives more.
         self.epoch_size = _epoch_size_of(loader)
         if isinstance(sampler, OrderedSampler):
             self.number = sampler.epoch
             whole = sampler.whole()
             self.scattered = sampler.order, sampler.start, whole
             self.epoch_size = max(1, len(whole))  # that of the rest is less
-        self.n_taken = self.n_examples = 0
-        self.is_over = False
+        self.n_taken = 0  # mini-batches, those included that failed
+        self.n_examples = 0  # in those taken since the start or the resumption
+        self.is_over = False  # the epoch
 
     def count(self, keys: Keys) -> None:
         """Note that a mini-batch was taken."""

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 import overlapiter
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, Views
+from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, view_examples
 
 
 def batch_of(examples: list, *, row_bytes: list[int] | None = None) -> MiniBatch:
@@ -28,9 +28,7 @@ def batch_of(examples: list, *, row_bytes: list[int] | None = None) -> MiniBatch
         segment.close()
     entries = [writer.write(segment, slot, row, example) for row, example in enumerate(examples)]
     report = entries if any(entry is not None for entry in entries) else None
-    return Views().view(
-        FilledSlot(layout, segment, slot, [(0, len(examples), report)], lambda _: None)
-    )
+    return view_examples(FilledSlot.of(layout, segment, slot, [(0, len(examples), report)]))
 
 
 def assert_same(one, other) -> None:

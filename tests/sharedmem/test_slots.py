@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 
 from overlapiter.sharedmem.layout import Layout, flatten, layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, Views
+from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, view_examples
 
 OFFSET = 4096
 
@@ -128,7 +128,10 @@ class Slots:
                 else pickle.loads(pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
             )
             reports.append((start, stop, report))
-        batch = Views().view(FilledSlot(self.layout, self.segment, self.slot, reports, self._lend))
+        filled = FilledSlot.of(self.layout, self.segment, self.slot, reports)
+        self._lend(filled.root)
+        batch = view_examples(filled)
+        del filled
         leaves = flatten([*batch])[1]
         assert all(leaf.flags.aligned for leaf in leaves if isinstance(leaf, np.ndarray))
         return batch

@@ -16,10 +16,11 @@ from overlapiter.faults import FailedBatch
 from overlapiter.options import Staging
 from overlapiter.order import IterationState, RunAhead, seeded_order
 from overlapiter.pipeline import Pipeline
-from overlapiter.planning import with_staging
+from overlapiter.planning import planned
 from overlapiter.stats import Stats
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import pickled
+from overlapiter.workers.start.parcel import Parcel
 
 #: Far above what a mini-batch takes; a test that waits as long has failed.
 TIMEOUT_SECONDS = 60.0
@@ -68,20 +69,23 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
         )
         self._n_ahead = 3 if staging is None else max(3, staging.look_ahead)
         first = np.arange(size) if order is None else order
-        parcel, imports = pickled(dataset, pickle.Pickler)
-        plan = SupervisorPlan(
-            n_readers=n_readers,
-            n_build_ahead=2,
-            batch_size=batch_size,
-            dataset_size=size,
-            index_type=np.dtype(np.intp).char,
-            seed=seed,
-            is_skipping=is_skipping,
-            max_parts_per_reader=None,
-            imports=imports,
-        )
+
+        def make() -> tuple[Parcel, SupervisorPlan]:
+            parcel, imports = pickled(dataset, pickle.Pickler)
+            return parcel, SupervisorPlan(
+                n_readers=n_readers,
+                n_build_ahead=2,
+                batch_size=batch_size,
+                dataset_size=size,
+                index_type=np.dtype(np.intp).char,
+                seed=seed,
+                is_skipping=is_skipping,
+                max_parts_per_reader=None,
+                imports=imports,
+            )
+
         indices = [int(i) for i in first[:batch_size]]
-        plan = with_staging(plan, parcel, staging, dataset, indices)[0]
+        parcel, plan, _ = planned(make, staging, dataset, indices)
         self.pipeline = Pipeline(parcel, plan, created_ns)
 
     def __next__(self) -> Any:

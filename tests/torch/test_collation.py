@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -78,6 +79,7 @@ def test_the_default_collation_can_be_asked_for_without_batching(plain_pair: Pai
         ("tuple", D.fail_to_collate),
         ("bfloat16", torch.stack),
         ("int", D.turned),
+        ("int", D.other_memory),
     ],
 )
 def test_a_collate_fn_runs_in_the_workers_once_for_each_mini_batch(
@@ -87,6 +89,18 @@ def test_a_collate_fn_runs_in_the_workers_once_for_each_mini_batch(
     assert len(found) == 6
     if collate_fn is D.padded:
         assert all(batch["process"] for batch in found)
+
+
+def test_of_a_large_memory_the_part_alone_goes_into_the_slot() -> None:
+    face = TorchFace(D.Made("int"), D.same, None, is_batched=True, deals_in_turn=True)
+    whole = torch.arange(1000.0).reshape(10, 100)
+    batch = [whole[:, 3], whole[2:3], whole.to(torch.bfloat16)[1:3, ::7], whole.numpy()[:, ::9]]
+    (pickled, *_), leaves = face.take_apart(batch)
+    assert_same(
+        [np.ascontiguousarray(each) for each in pickle.loads(pickled, buffers=leaves)[::3]],
+        [np.ascontiguousarray(each) for each in batch[::3]],
+    )
+    assert [leaf.nbytes for leaf in leaves] == [40, 400, 60, 480]
 
 
 def test_what_is_in_two_places_of_a_mini_batch_is_one_thing_as_with_pytorch(

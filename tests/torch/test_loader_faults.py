@@ -156,6 +156,17 @@ def test_bad_examples_are_left_out_up_to_the_limit(plain_pair: Pair, collate_fn:
         list(strict)
 
 
+def test_a_mini_batch_of_which_nothing_is_left_is_passed_over_whatever_its_examples_hold(
+    plain_pair: Pair,
+) -> None:
+    dataset = D.FailingNamed(ValueError("bad"), (0, 1, 4, 5))
+    loader = plain_pair.ours(dataset, 2, bad_examples=Skip(4))
+    with pytest.warns(BadExampleWarning, match="example 0"):
+        names = [name for _, name in loader]
+    assert names == [("2", "3"), ("6", "7"), ("8", "9"), ("10", "11")]
+    assert [error.index for error in loader.skipped] == [0, 1, 4, 5]
+
+
 @pytest.mark.parametrize("end", [D.refuse, os._exit], ids=["raises", "dies"])
 def test_of_a_dataset_that_gives_several_examples_at_once_only_bad_ones_are_left_out(
     plain_pair: Pair, end: Any

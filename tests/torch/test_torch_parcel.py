@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from overlapiter.torch.feed import FacePickler  # noqa: E402
+from overlapiter.torch.memory import FacePickler  # noqa: E402
 from overlapiter.workers.start.parcel import pickled_pieces  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_alike, assert_same  # noqa: E402

@@ -200,6 +200,13 @@ class Whole(data.Dataset):
         return [index + 100 * len(indices) for index in indices]
 
 
+class FailingNamed(Failing):
+    """Gives each example with its name."""
+
+    def __getitem__(self, index: int) -> tuple[int, str]:
+        return super().__getitem__(index), f"{index}"
+
+
 class Breaking(Whole):
     """Raises or ends its reader at some examples, whether it gives them alone or with others.
 
@@ -555,7 +562,14 @@ def fail_to_collate(examples: list[Any]) -> Any:
 def turned(_examples: list[Any]) -> tuple[Any, ...]:
     image = torch.arange(120).reshape(2, 3, 4, 5)
     rows = image[:, 0].to(torch.bfloat16).permute(2, 0, 1)
-    return image.contiguous(memory_format=torch.channels_last), rows, image.numpy().T
+    arrays = [image.numpy().T, image.numpy().transpose(1, 3, 0, 2), image.numpy()[..., ::-1]]
+    return image.contiguous(memory_format=torch.channels_last), rows, arrays
+
+
+def other_memory(_examples: list[Any]) -> tuple[Any, ...]:
+    records = np.array(["2019-12-05"], "M8[D]"), np.zeros(2, "i4,f8"), np.array([1, "a"], object)
+    parts = torch.arange(6, dtype=torch.bfloat16)[2:4], torch.full((3,), 1j)
+    return np.frombuffer(b"read only", np.uint8), np.empty((0, 2)), records, parts
 
 
 def twice(_examples: list[Any]) -> dict[str, Any]:

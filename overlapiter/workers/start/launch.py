@@ -226,12 +226,22 @@ def pickled(
         DatasetPicklingError: The dataset cannot be pickled.
         PipelineError: The forkserver cannot be started.
     """
-    is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
-    if is_chainers:
-        start_forkserver(PRELOAD)
+    is_chainers = start_for(dataset)
     face = face_of(dataset)
     parcel = Parcel(face or dataset, kind, name="" if face else "dataset")
     return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
+
+
+def start_for(dataset: object) -> bool:
+    """Start the forkserver, if the dataset's class says that it imports Chainer; return whether.
+
+    Raises:
+        PipelineError: It cannot be started.
+    """
+    is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
+    if is_chainers:
+        start_forkserver(PRELOAD)
+    return is_chainers
 
 
 def start_forkserver(preload: Sequence[str]) -> None:
