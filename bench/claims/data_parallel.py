@@ -111,8 +111,10 @@ def measure(options: Options, scratch: Path) -> dict | None:
         if not options.source:
             read_files(spec.paths(), spec.root)
         asked = picked(options, ("model", "communicator"))
-        size, n_threads = (n_ranks * (not options.in_job), n_nodes), n_cores // (n_nodes * n_ranks)
-        threads = {"OMP_NUM_THREADS": str(max(1, n_threads))}
+        size = n_ranks * (not options.in_job), n_nodes
+        # Idle threads of NumPy's BLAS spin, so that a rank which waits has no more than its own.
+        n_threads = 1 if options.model == "waits" else max(1, n_cores // (n_nodes * n_ranks))
+        threads = {"OMP_NUM_THREADS": str(n_threads)}
         ranks, opens = run_ranks(spec, training_step, asked, *size, **threads)
         return {"ranks": ranks, "reads": reads_by_node(ranks, opens)}
 

@@ -40,13 +40,13 @@ def test_with_more_workers_each_loader_takes_more_mini_batches_and_all_are_compa
 
     monkeypatch.setattr(pytorch, "run_points", run_points)
     monkeypatch.setattr(pytorch, "call_in_turns", call_in_turns)
-    monkeypatch.setattr(pytorch.report, "less_cpu", lambda *_runs: 1.0)
     words = ["--workers", "8,14", "--readers", "2,8,14,64", "--batches", "100"]
     result = pytorch.measure(claim.parse("pytorch", words), tmp_path)
     sizes = {(p["loader"], p["n_readers"]): p["n_batches"] for p in result["points"]}
     assert [sizes["overlap-torch", n] for n in (2, 8, 14)] == [100, 400, 700]
     assert [sizes["torch", n] for n in (2, 8, 14, 64)] == [50, 100, 100, 700]
-    assert (sizes["ceiling", 2], result["n_examples"]) == (700, 700 * 32)
+    assert ("ceiling", 2) not in sizes
+    assert result["n_examples"] == 700 * 32
     compared = {target["what"] for target in result["targets"]}
     assert {f"times PyTorch's, cold, {n} workers each" for n in (8, 14)} < compared
     assert "times PyTorch's on the local disk, 14 workers each" in compared
