@@ -58,8 +58,14 @@ EXPERIMENTS = [Experiment(*row) for row in (
     # hour: what counts is the ratio, and a longer step would only make it smaller.
     ("data-parallel-compute", "data-parallel", "--model waits --ranks 2,4 --iterations 200 "
      "--batch-size 4 --repeats 5", 13, "the cost where data are not the bottleneck"),
+    ("data-parallel-8-cores", "data-parallel", "--cores 8 --model waits --ranks 2,4 "
+     "--iterations 200 --batch-size 4 --repeats 5", 13,
+     "the same where ranks have cores of their own; left out where there are fewer"),
     ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
     ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
+    ("pytorch-16-cores", "pytorch", "--cores 16 --workers 8,14 --readers 2,8,14,64 "
+     "--mb-per-s 1000 --batches 120 --slow-batches 30", 6,
+     "more workers; left out where there are fewer cores"),
     ("gpu", "in-memory", "--device gpu --loaders overlap-torch,torch,overlap,multiprocess "
      "--repeats 3 --side 224 --batch-size 64 --batches 100 --readers 8 --compute-ms 25", 3,
      "mini-batches to a GPU, PyTorch and CuPy; left out where there is none"),

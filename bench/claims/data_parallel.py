@@ -154,7 +154,9 @@ def measure(options: Options, scratch: Path) -> dict | None:
             read_files(spec.paths(), spec.root)
         asked = picked(options, ("model", "communicator"))
         size = n_ranks * (not options.in_job), n_nodes
-        ranks, opens = run_ranks(spec, training_step, asked, *size)
+        # Idle threads of NumPy's BLAS spin, so that a rank which waits has no more than its own.
+        n_threads = 1 if options.model == "waits" else None
+        ranks, opens = run_ranks(spec, training_step, asked, *size, n_threads=n_threads)
         return {"ranks": ranks, "reads": reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)

@@ -1,10 +1,11 @@
 """``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
 
 PyTorch's reads the slow store with 2 to 64 workers, and the local disk with 2; ours has 2 workers,
-with nothing staged before and with everything::
+with nothing staged before and with everything, or on a machine of more cores also more::
 
     python -m bench pytorch
     python -m bench pytorch --mount fuse
+    python -m bench pytorch-16-cores
 
 ``import torch`` is done before the clock starts. Our workers are not forked from the trainer; they
 import it, too, while the clock runs, if the data set does: that is a line of its own.
@@ -29,10 +30,11 @@ from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import PACKAGES
 
-#: With 2 workers each.
+#: With 2 workers each, and with more of them some.
 _OURS = (
     "overlap-torch", "overlap-torch-staged", "torch-local", "ceiling", "overlap-torch-importing"
 )  # fmt: skip
+_OF_MANY = _OURS[:3]
 _RIVALS = (("dali", 2), ("dali", 16), ("dali-files", 2), ("spdl", 16), ("spdl", 64))
 #: The trainer alone, whose examples are in memory.
 _TRAINER = "overlap-torch-unlocked"
@@ -43,6 +45,7 @@ class Options(MountOptions):
     most_seconds = 180.0  # many times what a run takes: other loaders may hang
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
+    workers: list[int] = option([], "more of ours, and of PyTorch's on the local disk", quick=[3])
     readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", quick=[2])
 
 
@@ -54,9 +57,20 @@ def take(_request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
+    # With more workers also more mini-batches, so that a run takes as long. And no ceiling, which
+    # has a loop for each core, and one process that reads, whose threads share a core.
+    more = [(n_workers, options.batches * n_workers // 2) for n_workers in options.workers]
+    most, longest = max([(2, options.batches), *more])
     points: list[dict] = [
-        {"loader": name, "n_readers": 2, "n_batches": options.batches} for name in _OURS
+        {"loader": name, "n_readers": 2, "n_batches": options.batches}
+        for name in _OURS
+        if not (more and name == "ceiling")
     ]
+    points += [
+        {"loader": name, "n_readers": n_workers, "name": f"{name}, {n_workers} workers",
+         "n_batches": n_batches}
+        for n_workers, n_batches in more for name in _OF_MANY
+    ]  # fmt: skip
     lines, absent = [("torch", n_readers) for n_readers in options.readers], _ABSENT
     if options.mount == "fuse":
         missing = sorted({name for name, _ in _RIVALS if not is_installed(PACKAGES[name])})
@@ -64,10 +78,11 @@ def measure(options: Options, scratch: Path) -> dict:
         absent = f"{', '.join(missing)} left out: not installed." if missing else ""
     points += [
         {"loader": loader, "n_readers": n_readers, "name": f"{loader}, {n_readers} workers",
-         "n_batches": options.batches if n_readers > 2 else options.slow_batches}
+         "n_batches": options.slow_batches if n_readers <= 2
+         else options.batches if n_readers <= most else longest}
         for loader, n_readers in lines
     ]  # fmt: skip
-    result = run_points(options, scratch, points, options.batches * options.batch_size)
+    result = run_points(options, scratch, points, longest * options.batch_size)
     imported, own = [{"name": "import"}], [{"loader": "torch-unlocked"}, {"loader": _TRAINER}]
     call_in_turns(imported, options.repeats, take)
     held = picked(in_memory.Options(batches=80), in_memory.ASKED)
@@ -102,6 +117,12 @@ def targets(points: list[dict]) -> list[dict]:
         ("CPU of ours for a mini-batch", "µs", None, [_TRAINER],
          lambda ours: 1e3 * ours["trainer_cpu_ms"]),
     ]  # fmt: skip
+    for size in (name.removeprefix(cold) for name in runs if name.startswith(f"{cold}, ")):
+        wanted += [
+            (f"times PyTorch's, cold{size} each", "", 10, [cold + size, f"torch{size}"], _times),
+            (f"times PyTorch's on the local disk{size} each", "", 1.8,
+             [f"overlap-torch-staged{size}", f"torch-local{size}"], _times),
+        ]  # fmt: skip
     return compared(wanted, runs)
 
 

@@ -20,7 +20,8 @@ def machine_facts() -> dict[str, object]:
     """Return cores, memory in bytes, processor, kernel and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    found = importlib.metadata.distributions()
+    # Of several versions the first one that is found is imported, and so comes last here.
+    found = reversed([*importlib.metadata.distributions()])
     installed = {each.name.lower(): each.version for each in found if each.name}
     return {
         "cores": len(os.sched_getaffinity(0)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -34,6 +35,12 @@ def require(*modules: str) -> None:
             raise NotPossibleError(f"{module} is not installed; {to_do}")
 
 
+def require_cores(n_cores: int) -> None:
+    """Raise a NotPossibleError if this process may use fewer cores."""
+    if (n_here := len(os.sched_getaffinity(0))) < n_cores:
+        raise NotPossibleError(f"it needs {n_cores} cores, and there are {n_here}")
+
+
 def option(default: object, words: str, **others: object) -> Any:
     """Return a field of a class of options, whose type tells how an argument is read.
 
@@ -59,6 +66,7 @@ class CommonOptions:
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
     repeats: int = option(3, "interleaved runs of each", quick=1)
     seed: int = option(0, "orders follow from it")
+    cores: int = option(1, "cores without which it is left out", quick=1)
     quick: bool = option(False, "very few and small runs: it works, no more")
 
     def __init_subclass__(cls) -> None:

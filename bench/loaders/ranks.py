@@ -36,14 +36,20 @@ _numbers = itertools.count()
 
 
 def run_ranks(
-    spec: RunSpec, step_of: StepOf, request: dict, n_ranks: int, n_nodes: int = 1
+    spec: RunSpec,
+    step_of: StepOf,
+    request: dict,
+    n_ranks: int,
+    n_nodes: int = 1,
+    n_threads: int | None = None,
 ) -> tuple[list[dict], list[OpenRecord]]:
     """Run the ranks of a job over a slow store of its own, which share the cores.
 
     In each rank ``step_of`` takes the request, with ``spec``, ChainerMN's communicator and the
     device, and returns what trains on a mini-batch of a loader and gives the loss, and what says
     more to report. The request may name the ``communicator``. Nodes are groups of so many ranks; of
-    none if this process is a rank of a job of the user's.
+    none if this process is a rank of a job of the user's. NumPy's BLAS has ``n_threads`` in each,
+    or its share of the cores.
 
     Returned are what each rank reports, which only the first one of a job of the user's gets, and
     each open of the store if it is emulated.
@@ -55,9 +61,12 @@ def run_ranks(
         told["step_of"] = step_of
         if n_ranks:
             launcher = partial(isolated.launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            n_threads = max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
+            share = max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
             # A rank that waits for the others is not to take the cores that their readers need.
-            sharing = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": str(n_threads)}
+            sharing = {
+                "OMPI_MCA_mpi_yield_when_idle": "1",
+                "OMP_NUM_THREADS": str(n_threads or share),
+            }
             found = isolated.call(rank, told, launcher, **sharing)
         else:
             found = rank(told) or {"ranks": []}

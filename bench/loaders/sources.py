@@ -7,6 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +129,12 @@ def prepare_local(specs: list[RunSpec]) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
     local = [spec for spec in specs if spec.is_local and spec.local != spec.root]
     if local:
-        longest = max(local, key=lambda spec: spec.n_batches * spec.batch_size)
+        longest = max(local, key=attrgetter("n_batches"))
         copy_files(longest.paths(), longest.root, longest.local, n_streams=16)
     if staged := [spec for spec in specs if spec.loader.endswith("-staged")]:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
-        isolated.call(run_loader, dataclasses.replace(staged[0], **fast))
+        longest = max(staged, key=attrgetter("n_batches"))
+        isolated.call(run_loader, dataclasses.replace(longest, **fast))
 
 
 def fresh(spec: RunSpec) -> RunSpec:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench.harness import claim
-from bench.harness.options import CommonOptions, OptionsError, option
+from bench.harness.options import CommonOptions, NotPossibleError, OptionsError, option
 
 
 class SomeOptions(CommonOptions):
@@ -87,3 +87,11 @@ def test_the_help_says_the_defaults(monkeypatch, capsys):
     assert "files to read (7)" in text
     assert "of the data, 50 % at first (0.5)" in text
     assert "interleaved runs of each (5)" in text
+
+
+def test_what_needs_more_cores_than_there_are_is_not_possible_here(monkeypatch, tmp_path):
+    found = SimpleNamespace(Options=SomeOptions, __doc__="About.", measure=pytest.fail, NEEDS=())
+    monkeypatch.setitem(sys.modules, "bench.claims.some", found)
+    with pytest.raises(NotPossibleError, match=r"needs 10000 cores, and there are \d+"):
+        claim.run("some", ["--out", str(tmp_path / "a.json"), "--cores", "10000"])
+    assert parse_some(monkeypatch, "--quick").cores == 1

@@ -20,6 +20,9 @@ from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_alike, assert_same, seed_all, taken  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
 
+# PyTorch 2.11 gives it where a process makes its first one.
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
+
 REFUSED = (
     "a tensor, then none",
     "sparse",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from bench.harness import isolated
+import pytest
+
+from bench.claims import pytorch
+from bench.harness import claim, isolated
 from bench.loaders.run import run_loader
 from bench.loaders.spec import RunSpec
 
@@ -19,3 +23,30 @@ def test_a_run_has_the_prefetchers_and_the_reads_in_flight_that_are_asked_for(
     found = isolated.call(run_loader, dataclasses.replace(spec, **asked))["statistics"]
     assert found["n_prefetchers"] == 3
     assert found["reads_in_flight"] in (2, 4, 6)  # of those that have begun
+
+
+def test_with_more_workers_each_loader_takes_more_mini_batches_and_all_are_compared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run_points(_options: Any, _scratch: Path, points: list[dict], n_examples: int) -> dict:
+        for point in points:
+            rates = {"images_per_second": point["n_readers"], "rate_after_first": 1.0}
+            point["runs"] = [{**rates, "first_batch_seconds": 1.0, "cpu": {}, "n_images": 1}]
+        return {"points": points, "n_examples": n_examples}
+
+    def call_in_turns(points: list[dict], *_arguments: object, **_common: object) -> None:
+        for point in points:
+            point["runs"] = [{"seconds": 1.0, "trainer_cpu_ms": 1.0}]
+
+    monkeypatch.setattr(pytorch, "run_points", run_points)
+    monkeypatch.setattr(pytorch, "call_in_turns", call_in_turns)
+    words = ["--workers", "8,14", "--readers", "2,8,14,64", "--batches", "100"]
+    result = pytorch.measure(claim.parse("pytorch", words), tmp_path)
+    sizes = {(p["loader"], p["n_readers"]): p["n_batches"] for p in result["points"]}
+    assert [sizes["overlap-torch", n] for n in (2, 8, 14)] == [100, 400, 700]
+    assert [sizes["torch", n] for n in (2, 8, 14, 64)] == [50, 100, 100, 700]
+    assert ("ceiling", 2) not in sizes
+    assert result["n_examples"] == 700 * 32
+    compared = {target["what"] for target in result["targets"]}
+    assert {f"times PyTorch's, cold, {n} workers each" for n in (8, 14)} < compared
+    assert "times PyTorch's on the local disk, 14 workers each" in compared
