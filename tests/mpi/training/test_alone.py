@@ -898,3 +898,26 @@ def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
+
+
+class Overflowing(chainer.Chain):
+    """Has a persistent value that is infinite once it has been trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.layer = chainer.links.Linear(None, 10)
+        self.add_persistent("most", np.zeros(1, np.float32))
+
+    def forward(self, pixels: Any) -> Any:
+        if chainer.config.train:
+            self.most[:] = np.inf
+        return self.layer(pixels)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy: inf - inf
+def test_persistent_values_that_are_not_finite_end_the_run(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    with pytest.raises(TrainingError, match="after epoch 1 persistent values are not finite"):
+        overlapiter.mpi.train(Overflowing, *lists, out=tmp_path / "run")
