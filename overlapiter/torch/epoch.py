@@ -244,6 +244,8 @@ class Epoch(_BaseDataLoaderIter):
                 raise StopIteration
             first = self._pending[0]
             batch = self._wait() if _is_sent(first) else self._make_here(first)
+            # Before it is taken off: after a warning that is an error it is asked for again.
+            error, is_passed_over = self._skipped.judge(batch)
             worker = self._progress.n_taken % self._num_workers
             keys = self._pending.popleft()
             self._progress.count(keys)
@@ -252,7 +254,6 @@ class Epoch(_BaseDataLoaderIter):
                 self._release()  # a program that counts, as Lightning does, never asks for more
             if isinstance(batch, FailedBatch) and isinstance(batch.error, RemoteError):
                 _reraise(batch.error, batch.context, worker)
-            error, is_passed_over = self._skipped.judge(batch)
             if error is not None:
                 try:
                     raise error

@@ -167,6 +167,17 @@ def test_a_mini_batch_of_which_nothing_is_left_is_passed_over_whatever_its_examp
     assert [error.index for error in loader.skipped] == [0, 1, 4, 5]
 
 
+def test_the_warning_of_a_bad_example_as_an_error_loses_no_mini_batch(plain_pair: Pair) -> None:
+    dataset = D.Failing(ValueError("bad"), (1,))
+    iterator = iter(plain_pair.ours(dataset, 4, bad_examples=Skip(1)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BadExampleWarning)
+        with pytest.raises(BadExampleWarning, match="example 1"):
+            next(iterator)
+    lists = [batch.tolist() for batch in iterator]
+    assert lists == [[0, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
 @pytest.mark.parametrize("end", [D.refuse, os._exit], ids=["raises", "dies"])
 def test_of_a_dataset_that_gives_several_examples_at_once_only_bad_ones_are_left_out(
     plain_pair: Pair, end: Any
