@@ -14,6 +14,7 @@ import math
 import os
 import pickle
 import socket
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -86,6 +87,7 @@ class Pipeline:
         self._first: Stats | None = None  # when it got its first one
         self._service = Service(parcel, plan, board_fd, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
+        self._is_closed = False  # by its owner; the end of the interpreter does not set it
         self._waiting: dict[int, IndexList] = {}  # those that are not taken, in order
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
@@ -348,6 +350,8 @@ class Pipeline:
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
+            if not self._is_closed and threading.current_thread() is not threading.main_thread():
+                raise SystemExit  # the program ends, and a thread that reads ahead, too
             raise PipelineError("the iterator has been finalized; make a new one")
         if os.getpid() != self._service.owner_pid:
             raise PipelineError(
@@ -371,6 +375,7 @@ class Pipeline:
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
+        self._is_closed = True
         if self._finalizer.alive:
             self._trace.flush()
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter

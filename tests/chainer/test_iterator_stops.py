@@ -233,3 +233,28 @@ def test_the_end_of_the_forkserver_is_survived(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [
         "[0, 1, 2, 3]", "[4, 8, 12, 16]", "[0, 4, 0, 4]", "[20, 24, 28, 32]"
     ]  # fmt: skip
+
+
+def test_a_thread_that_reads_ahead_ends_with_the_program_in_silence(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import atexit, threading
+        threads = []
+        atexit.register(lambda: threads[0].join(20))  # registered first, so it comes last
+        import overlapiter
+
+        def read_ahead(iterator, has_begun):
+            while True:
+                next(iterator)
+                has_begun.set()
+
+        iterator = overlapiter.OverlapIterator(list(range(8)), 4, n_processes=1)
+        has_begun = threading.Event()
+        thread = threading.Thread(target=read_ahead, args=(iterator, has_begun), daemon=True)
+        threads.append(thread)
+        thread.start()
+        has_begun.wait()
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

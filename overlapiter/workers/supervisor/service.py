@@ -106,8 +106,8 @@ class Service:
     def _why_it_ended(self) -> str:
         if self._child is None or not self._child.is_forked(_END_SECONDS):
             return (
-                ", or could not be forked at all; look at `ulimit -u`, the limit of processes of "
-                "the container (pids), and memory"
+                ", or could not be forked at all; look at what Python's forkserver has printed, at "
+                "`ulimit -u`, the limit of processes of the container (pids), and memory"
             )
         if self.was_ready:
             return ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
