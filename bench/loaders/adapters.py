@@ -1,6 +1,6 @@
 """One adapter per opponent, so that one loop drives and times them all.
 
-Each takes what is asked, the data set, the emulated store if there is one, and of a rank its part.
+Each takes what is asked, the data set, and of a rank its part.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.harness.options import picked
-from bench.loaders.files import Example, Images, copy_files, images_of
+from bench.loaders.files import Example, copy_files
 from bench.loaders.spec import PARTS, RunSpec
-from bench.slow.store import attach
 
 _COPY_STREAMS = 64
 _N_PREPARED = 4
@@ -49,7 +48,7 @@ class Loader:
 # --- of Chainer -----------------------------------------------------------------------------------
 
 
-def open_overlap(spec: RunSpec, dataset: Any, store: Any, part: Part | None = None) -> Loader:
+def open_overlap(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
     """Make an ``overlapiter.OverlapIterator``."""
     import overlapiter
 
@@ -58,7 +57,6 @@ def open_overlap(spec: RunSpec, dataset: Any, store: Any, part: Part | None = No
         chosen = picked(spec, _CHOSEN)
         chosen["peers"] = part.comm if spec.has_peers else None
         options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
-    dataset = dataset if store is None else attach(dataset, store)
     iterator = _iterator(spec, overlapiter.OverlapIterator, dataset, part, **options)
 
     def parts(_start: float, _end: float) -> dict[str, float]:
@@ -72,7 +70,7 @@ def open_overlap(spec: RunSpec, dataset: Any, store: Any, part: Part | None = No
     return Loader(iterator.__next__, *ends, *told)
 
 
-def open_stock(spec: RunSpec, dataset: Any, _store: Any, part: Part | None = None) -> Loader:
+def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
     """Make a ``chainer.iterators.MultiprocessIterator``."""
     from chainer.dataset import concat_examples
     from chainer.iterators import MultiprocessIterator
@@ -86,12 +84,12 @@ def open_stock(spec: RunSpec, dataset: Any, _store: Any, part: Part | None = Non
     return Loader(iterator.__next__, *ends, timed.parts, concat=concat_examples)
 
 
-def open_copied(spec: RunSpec, dataset: Any, store: Any, part: Part | None = None) -> Loader:
+def open_copied(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
     """Copy every file of the run, then make a MultiprocessIterator over the copies."""
     pairs = dataset._pairs  # not from the list file, which lies in the slow store
     paths = [pairs[index][0] for index in spec.indices()]
     copy_files(paths, spec.root, spec.staging, _COPY_STREAMS)
-    return open_stock(spec, images_of(pairs, spec.staging), store, part)
+    return open_stock(spec, type(dataset)(pairs, spec.staging), part)
 
 
 def _iterator(spec: RunSpec, make: type, dataset: Any, part: Part | None, **options: Any) -> Any:
@@ -112,7 +110,7 @@ def _numbers(observed: Any) -> dict[str, float]:
     return {name: value for name, value in found.items() if isinstance(value, (int, float))}
 
 
-def open_synthetic(spec: RunSpec, dataset: Any, _store: Any, part: Part) -> Loader:
+def open_synthetic(spec: RunSpec, dataset: Any, part: Part) -> Loader:
     """Make a few mini-batches, which come again and again; to be done before the clock starts."""
     from chainer.dataset import concat_examples
 
@@ -139,15 +137,14 @@ def open_synthetic(spec: RunSpec, dataset: Any, _store: Any, part: Part) -> Load
 # --- of PyTorch -----------------------------------------------------------------------------------
 
 
-def open_torch(spec: RunSpec, dataset: Any, _store: Any, part: Part | None = None) -> Loader:
+def open_torch(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
     """Make a ``torch.utils.data.DataLoader``, in a rank with its ``DistributedSampler``."""
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 
     options: dict[str, object] = {"num_workers": spec.n_readers}
     if not part:
-        images = Images(dataset._pairs, spec.root)
-        return _collated(DataLoader(images, batch_sampler=spec.batches(), **options))
+        return _collated(DataLoader(dataset, batch_sampler=spec.batches(), **options))
     sampler = DistributedSampler(dataset, part.comm.size, part.comm.rank, seed=spec.seed)
     options |= {"persistent_workers": True, "sampler": sampler}
     loader, is_last = DataLoader(dataset, spec.batch_size, **options), False
@@ -163,19 +160,14 @@ def open_torch(spec: RunSpec, dataset: Any, _store: Any, part: Part | None = Non
     return _collated(batches(), is_new_epoch=lambda: is_last)
 
 
-def open_overlap_torch(spec: RunSpec, dataset: Any, store: Any, _part: None = None) -> Loader:
+def open_overlap_torch(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     """Make an ``overlapiter.torch.DataLoader``."""
     import overlapiter
 
-    kind = Images
-    if spec.loader == "overlap-torch-importing":
-        from bench.loaders.torch_images import TorchImages as kind
-    images = kind(dataset._pairs, spec.root)
-    images = images if store is None else attach(images, store)
     options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
     chosen = picked(spec, _CHOSEN)
     options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
-    loader = overlapiter.torch.DataLoader(images, **options)
+    loader = overlapiter.torch.DataLoader(dataset, **options)
     return _collated(loader, loader.close, statistics=partial(_numbers, loader))
 
 
@@ -197,7 +189,7 @@ def _collated(batches: Iterable, end: Callable = lambda: None, **told: Callable)
 # --- other loaders of C++ and of threads ----------------------------------------------------------
 
 
-def open_dali(spec: RunSpec, dataset: Any, _store: Any, _part: None = None) -> Loader:
+def open_dali(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     """Make a pipeline of DALI's, whose threads decode, one for each core.
 
     Its own worker processes read the files, or else one thread, its own reader of files.
@@ -239,13 +231,12 @@ class _Read:
         return np.fromfile(self._paths[sample.idx_in_epoch % len(self._paths)], np.uint8)
 
 
-def open_spdl(spec: RunSpec, dataset: Any, _store: Any, _part: None = None) -> Loader:
+def open_spdl(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     """Make a pipeline of SPDL's, whose threads each call ``dataset[i]``."""
     from spdl.pipeline import PipelineBuilder
 
-    images, size = Images(dataset._pairs, spec.root), spec.n_readers
-    builder = PipelineBuilder().add_source(spec.indices().tolist())
-    builder.pipe(images.__getitem__, concurrency=size, output_order="input")
+    builder, size = PipelineBuilder().add_source(spec.indices().tolist()), spec.n_readers
+    builder.pipe(dataset.__getitem__, concurrency=size, output_order="input")
     builder.aggregate(spec.batch_size).pipe(_arrays_of).add_sink(3)
     pipeline = builder.build(num_threads=size)
     pipeline.start()

@@ -88,10 +88,10 @@ def rank(request: dict) -> dict | None:
     elif spec.local_root and node.local_rank == 0:  # a store of the user's
         forget_files(spec.paths(), spec.root)
     comm.mpi_comm.Barrier()
-    spec, dataset, emulated = data_of(spec, store)
+    spec, dataset = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)
     part = Part(comm, sampler, device)
-    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, emulated, part))
+    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, part))
     if spec.loader == "synthetic":
         open_loader()  # before the clock starts
     comm.mpi_comm.Barrier()

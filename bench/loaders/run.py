@@ -18,10 +18,11 @@ import numpy as np
 from bench.harness.family import OTHER, cpu_by_kind, cpu_seconds, descendants, private_bytes_by_kind
 from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS, Loader
-from bench.loaders.files import Heads, fingerprint, images_of
+from bench.loaders.files import Heads, Images, fingerprint, images_of
 from bench.loaders.floor import bare_reader, read_all, run_floor
 from bench.loaders.spec import NOT_MEASURED, RunSpec, package_of
 from bench.slow import SlowStore, Store, slow_store
+from bench.slow.store import attach
 
 #: What the iterator counts: opens of staged copies and of source files, files and bytes staged.
 _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
@@ -35,7 +36,7 @@ def run_loader(spec: RunSpec) -> dict:
     if spec.loader in ("floor", "ceiling"):
         return run_floor(spec)
     with slow_store(spec) as store, contextlib.ExitStack() as resources:
-        spec, dataset, emulated = data_of(spec, store)
+        spec, dataset = data_of(spec, store)
         beside = None
         if spec.beside_fraction:
             reader = resources.enter_context(bare_reader(store))
@@ -46,23 +47,27 @@ def run_loader(spec: RunSpec) -> dict:
                 some = random.permutation(paths)[:n_files].tolist()
                 return reader.submit(read_all, spec.root, some)
 
-        adapter = ADAPTERS[spec.loader]
-        return drive(spec, lambda: adapter(spec, dataset, emulated), store, beside)
+        return drive(spec, lambda: ADAPTERS[spec.loader](spec, dataset), store, beside)
 
 
-def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None]:
-    """Return what is asked with the root to read from, the data set, and the store if emulated.
+def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any]:
+    """Return what is asked with the root to read from, and the data set.
 
-    An emulated store slows this process down from then on.
+    An emulated store slows this process down from then on, and all that unpickle the data set.
     """
     root = spec.local if spec.is_local else spec.root
     spec = replace(spec, root=store.root if store else root)
-    make = images_of if spec.is_decoding else Heads
-    dataset, emulated = make(spec.examples(), spec.root), None
+    if not spec.is_decoding:
+        make = Heads
+    elif spec.loader == "overlap-torch-importing":
+        from bench.loaders.torch_images import TorchImages as make
+    else:
+        make = images_of if package_of(spec.loader) == "chainer" else Images
+    dataset = make(spec.examples(), spec.root)
     if isinstance(store, SlowStore):  # the list of files may lie in it, too
-        emulated = store
-        emulated.install()
-    return spec, dataset, emulated
+        store.install()
+        dataset = attach(dataset, store)
+    return spec, dataset
 
 
 def _mark(store: Store = None, loader: Loader | None = None, position: int = 0) -> dict:
