@@ -22,7 +22,6 @@ Two experiments::
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
@@ -40,7 +39,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from bench.harness.family import cpu_seconds
+from bench.harness.family import PEER, cpu_seconds, descendants, kinds_of
 from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, table
@@ -69,7 +68,6 @@ KINDS: dict[str, dict] = {
 }
 _N_RANKS = 4
 _IDLE_SECONDS = 2.0
-_RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 #: Of the second experiment.
 _SERVED = {
     "peers": "from a peer",
@@ -98,7 +96,7 @@ class Options(EpochOptions):
 def lockstep(request: dict, comm: Any, _device: int) -> tuple[Callable, Callable]:
     """Return what keeps a rank in step with the others, and what reports of its idle servers.
 
-    With a fault, rank 1 hits the servers of its node in the middle of each epoch but the first.
+    With a fault, rank 1 hits its servers in the middle of each epoch but the first.
     """
     spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
     n_batches = spec.n_examples // comm.size // spec.batch_size
@@ -124,33 +122,29 @@ def run_epochs(
     """Do one run of ranks in lockstep, with room for a fraction of the data.
 
     Returns:
-        ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch and
-        ``idle_cpu_share`` of the servers, means over the ranks.
+        ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch, the
+        mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
     """
     usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
     spec = replace(spec, **{**usual, **asked})
-    token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes, **token)
+    ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes)
+    idle_cpu_seconds = sum(rank["idle_cpu_seconds"] for rank in ranks)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
         "first_seconds": mean(rank["start_seconds"] for rank in ranks),
-        "idle_cpu_share": mean(rank["idle_cpu_seconds"] for rank in ranks) / _IDLE_SECONDS,
+        "idle_cpu_share": idle_cpu_seconds / n_nodes / _IDLE_SECONDS,
     }
 
 
 def _servers() -> list[psutil.Process]:
-    """Return the servers of this rank's node."""
-    own, found = {name: os.environ[name] for name in (_RUN_VARIABLE, "OVERLAPITER_NODE")}, []
-    for process in psutil.process_iter(["name"]):
-        if process.info["name"] == "ovl-peer":
-            with contextlib.suppress(psutil.Error):
-                found += [process] if own.items() <= process.environ().items() else []
-    return found
+    """Return the servers of this rank."""
+    family = kinds_of(descendants(os.getpid()))
+    return [process for process, kind in family.items() if kind == PEER]
 
 
 def _idle_cpu_seconds() -> float:
-    """Return the CPU that the servers of this node take while nothing is asked of them."""
+    """Return the CPU that the servers of this rank take while nothing is asked of them."""
     time.sleep(_IDLE_SECONDS / 2)  # what is staged ahead comes first
     servers = [server.pid for server in _servers()]
     before = sum(map(cpu_seconds, servers))

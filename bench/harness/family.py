@@ -12,9 +12,9 @@ import psutil
 
 WORKERS = ("reader", "prefetcher", "supervisor")
 #: Kinds besides those of the workers.
-MOUNT, FORKSERVER, OTHER = "mount", "forkserver", "other"
+PEER, MOUNT, FORKSERVER, OTHER = "peer", "mount", "forkserver", "other"
 #: By the name of a process, as ``/proc/PID/comm`` shows it.
-KINDS = {**{f"ovl-{kind}": kind for kind in WORKERS}, "slowfs": MOUNT}
+KINDS = {**{f"ovl-{kind}": kind for kind in (*WORKERS, PEER)}, "slowfs": MOUNT}
 
 
 def is_running(process: psutil.Process) -> bool:
