@@ -26,13 +26,17 @@ order. The runs are interleaved. ``python -m bench figures --together`` draws se
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
+
+import numpy as np
 
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
@@ -42,6 +46,8 @@ from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, prepare
 from bench.slow.store import OpenRecord
 
+N_CLASSES = 1000
+WAIT_SECONDS = 0.07
 MODELS = ("data", "waits", "resnet50")
 #: What each name of a loader means, for tables and figures.
 LOADERS = {
@@ -80,12 +86,48 @@ class Options(EpochOptions):
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
+def network(name: str) -> Any:
+    """Return what maps images, at least 224 pixels high and wide, to scores of 1,000 classes.
+
+    ``data`` is next to no work, so that the data are what counts: a layer over every 32nd pixel;
+    ``waits`` the same after a wait, in which the cores are free, as beside an accelerator;
+    ``resnet50`` Chainer's own, untrained, over the pixels in the corner.
+    """
+    import chainer
+    import chainer.links as L
+
+    class ResNet50(L.ResNet50Layers):
+        def forward(self, x: chainer.Variable) -> chainer.Variable:
+            return super().forward(x[:, :, :224, :224] / 255, layers=["fc6"])["fc6"]
+
+    def every_32nd_pixel(x: chainer.Variable) -> chainer.Variable:
+        time.sleep(WAIT_SECONDS if name == "waits" else 0)
+        return x[:, :, ::32, ::32] / 255
+
+    if name == "resnet50":
+        return ResNet50(pretrained_model=None)
+    return chainer.Sequential(every_32nd_pixel, L.Linear(None, N_CLASSES))
+
+
 def training_step(request: dict, comm: Any, device: int) -> tuple[Callable, Callable]:
     """Return what trains a rank on a mini-batch, and that there is no more to report."""
-    from bench.claims import data_parallel_models  # starts MPI, so the communicator is there before
+    import chainer
+    import chainermn  # starts MPI, so the communicator is there before
 
-    seed = request["spec"].seed
-    return data_parallel_models.training_step(request["model"], seed, comm, device), dict
+    np.random.seed(request["spec"].seed)  # the weights are drawn from it
+    model = chainer.links.Classifier(network(request["model"]))
+    model.compute_accuracy = False
+    if device >= 0:
+        chainer.backends.cuda.get_device_from_id(device).use()
+        model.to_gpu()
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1e-3), comm)
+    optimizer.setup(model)
+
+    def step(loader: Any, batch: list) -> float:
+        optimizer.update(model, *loader.concat(batch, device))
+        return float(model.loss.array)
+
+    return step, dict
 
 
 def measure(options: Options, scratch: Path) -> dict | None:
@@ -199,9 +241,13 @@ def _size(point: dict) -> str:
     return f"{point['n_nodes']} x {point['n_ranks']}"
 
 
-def words_of(n_nodes: int, n_ranks: int) -> str:
-    ranks = f"{n_ranks} rank" + "s" * (n_ranks > 1)
-    return ranks if n_nodes == 1 else f"{n_nodes} nodes, {ranks} each"
+def words_of(point: dict) -> str:
+    ranks = f"{point['n_ranks']} rank" + "s" * (point["n_ranks"] > 1)
+    return ranks if point["n_nodes"] == 1 else f"{point['n_nodes']} nodes, {ranks} each"
+
+
+def _by_size(points: Sequence[dict]) -> list[dict]:
+    return sorted(points, key=itemgetter("n_nodes", "n_ranks"))
 
 
 def cost_rows(result: dict) -> list[list[str]]:
@@ -229,23 +275,20 @@ def cost_rows(result: dict) -> list[list[str]]:
     return table(ours, {**columns, f"{MOST_COST:.0%} wanted, {_AT_WORK}": verdict})
 
 
-def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:
-    """Return all sizes, and the epochs of each loader and size."""
-    points = result["points"]
-    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): summarize(p["runs"]) for p in points}
-    return sorted({key[1:] for key in found}), found
-
-
 def training_rows(result: dict) -> list[list[str]]:
-    sizes, found = _by_size(result)
-    numbers = range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
-    rows = [["seconds of an epoch (waiting)"]]
-    rows[0] += [f"{words_of(*size)}, epoch {number + 1}" for size in sizes for number in numbers]
-    for loader in [name for name in LOADERS if any(key[0] == name for key in found)]:
-        epochs = [e for size in sizes for e in found.get((loader, *size), [None] * len(numbers))]
-        cells = [e and f"{e['seconds']['median']:.1f} ({e['wait_share']:.0%})" for e in epochs]
-        rows.append([LOADERS[loader], *(cell or "-" for cell in cells)])
-    return rows
+    cells = {
+        (point["loader"], f"{words_of(point)}, epoch {number}"):
+            f"{epoch['seconds']['median']:.1f} ({epoch['wait_share']:.0%})"
+        for point in _by_size(result["points"])
+        for number, epoch in enumerate(summarize(point["runs"]), 1)
+    }  # fmt: skip
+    loaders, heads = (dict.fromkeys(keys) for keys in zip(*cells, strict=True))
+    rows = [
+        [meaning, *(cells.get((name, head), "-") for head in heads)]
+        for name, meaning in LOADERS.items()
+        if name in loaders
+    ]
+    return [["seconds of an epoch (waiting)", *heads], *rows]
 
 
 def node_read_rows(result: dict) -> list[list[str]]:
@@ -267,9 +310,9 @@ AXES = {"sharey": True}
 
 
 def marks(result: dict) -> list[tuple]:
-    points = sorted(result["points"], key=lambda point: (point["n_nodes"], point["n_ranks"]))
     return [
-        (f"Epoch {number}: seconds per epoch", LOADERS[point["loader"]],
-         words_of(point["n_nodes"], point["n_ranks"]), epoch["seconds"].values())
-        for point in points for number, epoch in enumerate(summarize(point["runs"]), 1)
+        (f"Epoch {number}: seconds per epoch", LOADERS[point["loader"]], words_of(point),
+         epoch["seconds"].values())
+        for point in _by_size(result["points"])
+        for number, epoch in enumerate(summarize(point["runs"]), 1)
     ]  # fmt: skip
