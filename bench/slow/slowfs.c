@@ -31,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/queue.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -44,12 +45,10 @@ struct node {
     off_t size_bytes;
 };
 
-enum kind { OPEN, READ, LOOKUP, GETATTR, KINDS };
-
 /* A request that waits for its time. */
 struct job {
-    struct job *next;
-    enum kind kind;
+    TAILQ_ENTRY(job) place;
+    void (*answer)(struct job *);
     double due_seconds;
     fuse_req_t request;
     struct node *node;
@@ -63,13 +62,10 @@ static double open_seconds, stat_seconds, bytes_per_second;
 static struct node root = {.path = "."};
 static void *nodes; /* a tree by path; only the thread that takes requests uses it */
 
-/* Jobs of one kind become due in the order in which they came. */
-static struct {
-    struct job *first, *last;
-} queues[KINDS];
+/* In the order in which they are due. */
+static TAILQ_HEAD(jobs, job) queue = TAILQ_HEAD_INITIALIZER(queue);
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t earlier;
-static double wake_up_seconds; /* when the answering thread looks again */
+static pthread_cond_t earlier; /* another one is the first that is due */
 static double busy_until_seconds;
 static unsigned long opens, bytes_read;
 
@@ -144,37 +140,14 @@ static void answer_read(struct job *job)
     fuse_reply_data(job->request, &buffer, FUSE_BUF_NO_SPLICE);
 }
 
-static void answer(struct job *job)
-{
-    static void (*const answers[KINDS])(struct job *) = {
-        [OPEN] = answer_open,
-        [READ] = answer_read,
-        [LOOKUP] = answer_lookup,
-        [GETATTR] = answer_getattr,
-    };
-    answers[job->kind](job);
-}
-
 /* ---- waiting ---------------------------------------------------------------------------- */
-
-static struct job *first_due(void)
-{
-    struct job *first = NULL;
-    for (int kind = 0; kind < KINDS; kind++) {
-        struct job *job = queues[kind].first;
-        if (job && (!first || job->due_seconds < first->due_seconds))
-            first = job;
-    }
-    return first;
-}
 
 static void *answer_all(void *unused)
 {
     (void)unused;
     pthread_mutex_lock(&mutex);
     for (;;) {
-        struct job *job = first_due();
-        wake_up_seconds = job ? job->due_seconds : 1e18;
+        struct job *job = TAILQ_FIRST(&queue);
         if (!job) {
             pthread_cond_wait(&earlier, &mutex);
         } else if (job->due_seconds > now()) {
@@ -182,9 +155,9 @@ static void *answer_all(void *unused)
             until.tv_nsec = (job->due_seconds - until.tv_sec) * 1e9;
             pthread_cond_timedwait(&earlier, &mutex, &until);
         } else {
-            queues[job->kind].first = job->next;
+            TAILQ_REMOVE(&queue, job, place);
             pthread_mutex_unlock(&mutex);
-            answer(job);
+            job->answer(job);
             free(job);
             pthread_mutex_lock(&mutex);
         }
@@ -197,7 +170,7 @@ static void submit(struct job job, double due_seconds)
 {
     due_seconds = (double)(long)(due_seconds / TICK_SECONDS + 0.5) * TICK_SECONDS;
     if (due_seconds <= now()) {
-        answer(&job);
+        job.answer(&job);
         return;
     }
     struct job *kept = malloc(sizeof *kept);
@@ -208,13 +181,15 @@ static void submit(struct job job, double due_seconds)
     *kept = job;
     kept->due_seconds = due_seconds;
     pthread_mutex_lock(&mutex);
-    if (queues[job.kind].first)
-        queues[job.kind].last->next = kept;
-    else
-        queues[job.kind].first = kept;
-    queues[job.kind].last = kept;
-    if (due_seconds < wake_up_seconds)
+    struct job *before = TAILQ_LAST(&queue, jobs); /* most are due after all others */
+    while (before && before->due_seconds > due_seconds)
+        before = TAILQ_PREV(before, jobs, place);
+    if (before) {
+        TAILQ_INSERT_AFTER(&queue, before, kept, place);
+    } else {
+        TAILQ_INSERT_HEAD(&queue, kept, place);
         pthread_cond_signal(&earlier);
+    }
     pthread_mutex_unlock(&mutex);
 }
 
@@ -246,20 +221,21 @@ static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
         fuse_reply_err(request, ENOMEM);
         return;
     }
-    struct job job = {.kind = LOOKUP, .request = request, .node = *known};
+    struct job job = {.answer = answer_lookup, .request = request, .node = *known};
     submit(job, stat_seconds > 0 ? now() + stat_seconds : 0);
 }
 
 static void on_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *unused)
 {
     (void)unused;
-    struct job job = {.kind = GETATTR, .request = request, .node = node_of(number)};
+    struct job job = {.answer = answer_getattr, .request = request, .node = node_of(number)};
     submit(job, stat_seconds > 0 && number != FUSE_ROOT_ID ? now() + stat_seconds : 0);
 }
 
 static void on_open(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
 {
-    struct job job = {.kind = OPEN, .request = request, .node = node_of(number), .file = *file};
+    struct job job = {.answer = answer_open, .request = request, .node = node_of(number)};
+    job.file = *file;
     submit(job, open_seconds > 0 ? now() + open_seconds : 0);
 }
 
@@ -268,7 +244,7 @@ static void on_read(
 )
 {
     struct job job = {
-        .kind = READ,
+        .answer = answer_read,
         .request = request,
         .node = node_of(number),
         .file = *file,
