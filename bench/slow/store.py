@@ -118,11 +118,9 @@ class SlowStore(contextlib.AbstractContextManager):
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
         if log:
-            self._fd = os.open(log[0], os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            self._fd = os.open(log[0], os.O_RDWR | os.O_CLOEXEC)
         else:
             self._fd = os.memfd_create("slowstore")
-            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | os.O_APPEND)
         self._release = weakref.finalize(self, os.close, self._fd)
         self._log = log or (f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino)
         if os.fstat(self._fd).st_ino != self._log[1]:  # another file has got the number since
@@ -190,14 +188,14 @@ class SlowStore(contextlib.AbstractContextManager):
     def wait_for(self, path: str, size_bytes: int) -> None:
         """Log one open of a path below the root, and block until the whole file could be there."""
         with self._locked():
-            begin = (self.opens - 1) * _RECORD_BYTES
-            last = os.pread(self._fd, _HEAD.size, begin) if begin >= 0 else b""
-            busy_until = _HEAD.unpack(last)[0] if last else 0.0
+            end = self.opens * _RECORD_BYTES
+            last = os.pread(self._fd, _HEAD.size, end - _RECORD_BYTES) if end else bytes(_HEAD.size)
+            busy_until = _HEAD.unpack(last)[0]
             ready = max(time.monotonic() + self.open_seconds, busy_until)
             ready += size_bytes / self.bytes_per_second
             name = os.fsencode(path)[-_PATH_BYTES:]
             head = _HEAD.pack(ready, size_bytes, os.getpid(), len(name))
-            os.write(self._fd, (head + name).ljust(_RECORD_BYTES, b"\0"))
+            os.pwrite(self._fd, (head + name).ljust(_RECORD_BYTES, b"\0"), end)
         left = ready - time.monotonic()
         if left > 0:
             time.sleep(left)
