@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import by_repeat, median_of, missed, table, target_of
+from bench.harness.tables import compared, median_of, missed, share_of, table
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -127,15 +127,10 @@ def ms_of(point: dict) -> float:
     return median_of(point, "update_ms")
 
 
-def _of_plain(points: list[dict]) -> dict[tuple[str, int], dict]:
-    """Return the points of plain NumPy by optimizer and number of weights."""
-    return {(p["optimizer"], p["n"]): p for p in points if p["means"] == "plain"}
-
-
 def rows(result: dict) -> list[list[str]]:
     from overlapiter.mpi.training.rules import RULES
 
-    plain = _of_plain(result["points"])
+    plain = {(p["optimizer"], p["n"]): p for p in result["points"] if p["means"] == "plain"}
 
     def rate(point: dict) -> str:
         n_slots = len(RULES[point["optimizer"]].slots)
@@ -155,15 +150,15 @@ def rows(result: dict) -> list[list[str]]:
 
 def targets(points: list[dict]) -> list[dict]:
     """Return the gain of each means over plain NumPy for Adam; the published one is wanted."""
-    found = []
-    for point in (p for p in points if p["optimizer"] == "adam" and p["means"] != "plain"):
-        is_published = point["means"] == "numba" and point["n"] == 5 * _MILLION
-        what = f"Adam, {point['n'] / _MILLION:g} M, {MEANINGS[point['means']]}"
-        pair = _of_plain(points)["adam", point["n"]], point
-        gains = by_repeat(lambda one, other: one["update_ms"] / other["update_ms"], *pair)
-        wanted = _TARGET if is_published else None
-        found.append(target_of(f"{what} / plain NumPy", "", wanted, gains))
-    return found
+    runs = {(p["n"], p["means"]): p["runs"] for p in points if p["optimizer"] == "adam"}
+    return compared(
+        [
+            (f"Adam, {n / _MILLION:g} M, {MEANINGS[means]} / plain NumPy", "",
+             _TARGET if (n, means) == (5 * _MILLION, "numba") else None,
+             [(n, "plain"), (n, means)], share_of("update_ms"))
+            for n, means in runs if means != "plain"
+        ], runs,
+    )  # fmt: skip
 
 
 def marks(result: dict) -> list[tuple]:
