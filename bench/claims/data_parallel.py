@@ -153,9 +153,8 @@ def measure(options: Options, scratch: Path) -> dict | None:
         if not options.source:
             read_files(spec.paths(), spec.root)
         asked = picked(options, ("model", "communicator"))
-        size, n_threads = (n_ranks * (not options.in_job), n_nodes), n_cores // (n_nodes * n_ranks)
-        threads = {"OMP_NUM_THREADS": str(max(1, n_threads))}
-        ranks, opens = run_ranks(spec, training_step, asked, *size, **threads)
+        size = n_ranks * (not options.in_job), n_nodes
+        ranks, opens = run_ranks(spec, training_step, asked, *size)
         return {"ranks": ranks, "reads": reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
@@ -205,10 +204,6 @@ def reads_by_node(ranks: Sequence[dict], records: Sequence[OpenRecord]) -> list[
     return found
 
 
-def seconds_of(epoch: dict) -> float:
-    return epoch["end"] - epoch["start"]
-
-
 def summarize(runs: Sequence[dict]) -> list[dict]:
     """Return for each epoch spreads and medians over the runs of one point, all ranks together."""
     summaries = []
@@ -216,8 +211,8 @@ def summarize(runs: Sequence[dict]) -> list[dict]:
         by_run = [[rank["epochs"][number] for rank in run["ranks"]] for run in runs]
         # The mean over ranks, which all updates synchronize; not from the first start to the last
         # end: these are on the clocks of different machines.
-        seconds = [mean(map(seconds_of, ranks)) for ranks in by_run]
-        shares = [[e["wait_seconds"] / seconds_of(e) for e in ranks] for ranks in by_run]
+        seconds = [mean(epoch["seconds"] for epoch in ranks) for ranks in by_run]
+        shares = [[e["wait_seconds"] / e["seconds"] for e in ranks] for ranks in by_run]
         summaries.append({"seconds": spread(seconds), "wait_share": median(map(mean, shares))})
     return summaries
 
@@ -229,8 +224,8 @@ _TOTALS = {
     _AT_WORK: lambda rank: (
         rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
     ),
-    "all epochs": lambda rank: sum(map(seconds_of, rank["epochs"])),
-    "after the first epoch": lambda rank: sum(map(seconds_of, rank["epochs"][1:])),
+    "all epochs": lambda rank: sum(epoch["seconds"] for epoch in rank["epochs"]),
+    "after the first epoch": lambda rank: sum(epoch["seconds"] for epoch in rank["epochs"][1:]),
     "CPU time": lambda rank: sum(
         epoch["trainer_cpu_seconds"] + epoch["workers_cpu_seconds"] for epoch in rank["epochs"]
     ),

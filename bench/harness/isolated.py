@@ -22,8 +22,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
 #: What a run that is asked to end has for that.
 _PATIENCE_SECONDS = 30
-#: A rank that waits for the others is not to take the cores that their readers need.
-YIELDS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
 class RunFailedError(Exception):

@@ -36,14 +36,9 @@ _numbers = itertools.count()
 
 
 def run_ranks(
-    spec: RunSpec,
-    step_of: StepOf,
-    request: dict,
-    n_ranks: int,
-    n_nodes: int = 1,
-    **environment: str,
+    spec: RunSpec, step_of: StepOf, request: dict, n_ranks: int, n_nodes: int = 1
 ) -> tuple[list[dict], list[OpenRecord]]:
-    """Run the ranks of a job over a slow store of its own, with variables of their environment.
+    """Run the ranks of a job over a slow store of its own, which share the cores.
 
     In each rank ``step_of`` takes the request, with ``spec``, ChainerMN's communicator and the
     device, and returns what trains on a mini-batch of a loader and gives the loss, and what says
@@ -60,7 +55,10 @@ def run_ranks(
         told["step_of"] = step_of
         if n_ranks:
             launcher = partial(isolated.launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            found = isolated.call(rank, told, launcher, **isolated.YIELDS, **environment)
+            n_threads = max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
+            # A rank that waits for the others is not to take the cores that their readers need.
+            sharing = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": str(n_threads)}
+            found = isolated.call(rank, told, launcher, **sharing)
         else:
             found = rank(told) or {"ranks": []}
         records = store.records() if isinstance(store, SlowStore) else []

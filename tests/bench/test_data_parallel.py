@@ -126,14 +126,14 @@ def test_runs_go_there_and_back() -> None:
 
 
 EPOCH = {
-    "start": 0.0, "end": 10.0, "wait_seconds": 4.0, "n_images": 16, "trainer_cpu_seconds": 1.0,
-    "workers_cpu_seconds": 2.0,
+    "start": 0.0, "end": 10.0, "seconds": 10.0, "wait_seconds": 4.0, "n_images": 16,
+    "trainer_cpu_seconds": 1.0, "workers_cpu_seconds": 2.0,
 }  # fmt: skip
 
 
 def rank_of(number: int, node: str, pids: list[int], seconds: float = 10.0) -> dict:
     """Return what a rank of two epochs reports."""
-    first = {**EPOCH, "end": seconds, "pids": pids}
+    first = {**EPOCH, "end": seconds, "seconds": seconds, "pids": pids}
     second = {**first, "start": seconds, "end": 2 * seconds, "wait_seconds": 1.0}
     return {"rank": number, "node": node, "start_seconds": 1.0, "epochs": [first, second]}
 
