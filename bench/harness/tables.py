@@ -42,12 +42,12 @@ def median_of(point: dict, *keys: str) -> float:
     return spread_of(point, *keys)["median"]
 
 
-def by_repeat(value_of: Callable[..., float], *points: dict) -> list[float]:
+def by_repeat(value_of: Callable[..., float], *runs: Sequence[dict]) -> list[float]:
     """Return for each repeat what a function makes of the runs of some points in it.
 
     Runs of the same repeat are compared, since the speed of a machine drifts.
     """
-    return [value_of(*runs) for runs in zip(*(point["runs"] for point in points), strict=True)]
+    return [value_of(*each) for each in zip(*runs, strict=True)]
 
 
 def share_of(key: str) -> Callable[[dict, dict], float]:
@@ -98,31 +98,23 @@ def markdown(rows: Rows) -> str:
 
 # --- what was measured beside what is wanted; the median over the repeats counts ------------------
 
-#: What it is, its unit, what is wanted, the names of what is compared, and what makes a number of
+#: What it is; its unit; what is wanted, the most where there is a unit, else the least, or None
+#: where the number only explains others; the names of what is compared; and what makes a number of
 #: their runs in one repeat.
 Wanted = tuple[str, str, float | None, Sequence[Hashable], Callable[..., float]]
 
 
-def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float]) -> dict:
-    """Return a target with the numbers that follow from its values, one for each repeat.
-
-    ``wanted`` is the most where there is a unit, else the least; with None the number only explains
-    the others.
-    """
-    over, is_met = spread(values), None
-    if wanted is not None:
-        is_met = over["median"] <= wanted if unit else over["median"] >= wanted
-    facts = {"what": what, "unit": unit, "wanted": wanted, "values": list(values)}
-    return {**facts, **over, "is_met": is_met}
-
-
-def compared(wanted: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) -> list[dict]:
+def compared(targets: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) -> list[dict]:
     """Return those targets of which everything that is compared has run; ``runs`` are by name."""
     found = []
-    for what, unit, most, names, value_of in wanted:
+    for what, unit, wanted, names, value_of in targets:
         if runs.keys() >= set(names):
-            values = [value_of(*each) for each in zip(*map(runs.get, names), strict=True)]
-            found.append(target_of(what, unit, most, values))
+            values = by_repeat(value_of, *map(runs.get, names))
+            over, is_met = spread(values), None
+            if wanted is not None:
+                is_met = over["median"] <= wanted if unit else over["median"] >= wanted
+            facts = {"what": what, "unit": unit, "wanted": wanted, "values": values}
+            found.append({**facts, **over, "is_met": is_met})
     return found
 
 

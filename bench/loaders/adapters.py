@@ -172,12 +172,11 @@ def open_overlap_torch(spec: RunSpec, dataset: Any, _part: None = None) -> Loade
 
 
 def _collated(batches: Iterable, end: Callable = lambda: None, **told: Callable) -> Loader:
-    """Return what gives views of collated tensors; its ``end`` is called when it is closed."""
+    """Return what gives views of collated arrays; its ``end`` is called when it is closed."""
     held = [iter(batches)]  # the only reference: with it the workers end
 
     def next_batch() -> list[Example]:
-        images, labels = next(held[0])
-        return list(zip(images.numpy(), labels.numpy(), strict=True))
+        return list(zip(*map(np.asarray, next(held[0])), strict=True))
 
     def close() -> None:
         held.clear()
@@ -198,7 +197,7 @@ def open_dali(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     from nvidia.dali.pipeline import Pipeline
 
     pairs = [dataset._pairs[index] for index in spec.indices()]
-    labels = iter(np.array([label for _, label in pairs]).reshape(-1, spec.batch_size))
+    labels = np.array([label for _, label in pairs]).reshape(-1, spec.batch_size)
     paths, ahead = [os.path.join(spec.root, p) for p, _ in pairs], {"prefetch_queue_depth": 4}
     how = {"device_id": None, "py_start_method": "fork", "py_num_workers": spec.n_readers}
     how |= {"num_threads": len(os.sched_getaffinity(0)), "prefetch_queue_depth": 2}
@@ -212,13 +211,13 @@ def open_dali(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
         floats = fn.cast(image, dtype=types.FLOAT)
         pipeline.set_outputs(fn.transpose(floats, perm=[2, 0, 1]))
     pipeline.build()
-    held = [pipeline]  # the only reference: with it the workers end
 
-    def next_batch() -> list[Example]:
-        (images,) = held[0].run()  # valid until the next one only, so they are copied
-        return list(zip(images.as_array().copy(), next(labels), strict=True))
+    def batches() -> Iterator[tuple]:
+        for some in labels:
+            (images,) = pipeline.run()  # valid until the next one only, so they are copied
+            yield images.as_array().copy(), some
 
-    return Loader(next_batch, held.clear)
+    return _collated(batches())
 
 
 class _Read:
@@ -240,8 +239,7 @@ def open_spdl(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     builder.aggregate(spec.batch_size).pipe(_arrays_of).add_sink(3)
     pipeline = builder.build(num_threads=size)
     pipeline.start()
-    batches = pipeline.get_iterator()
-    return Loader(lambda: list(zip(*next(batches), strict=True)), pipeline.stop)
+    return _collated(pipeline.get_iterator(), pipeline.stop)
 
 
 def _arrays_of(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:

@@ -28,7 +28,8 @@ def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
-    return median(by_repeat(share_of("images_per_second"), point, (same or found)[0]))
+    other = (same or found)[0]
+    return median(by_repeat(share_of("images_per_second"), point["runs"], other["runs"]))
 
 
 def cpu_us(run: dict, *kinds: str) -> float:
