@@ -14,6 +14,7 @@ lost is that beyond what the same mini-batches take the workers that are there.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import tempfile
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -53,50 +55,32 @@ class Numbers:
         pass
 
 
-class Load:
-    """A model that only takes time."""
+def model_of(request: dict) -> SimpleNamespace:
+    """Return a model that only takes time."""
+    weights, matrix = np.zeros(request["n"], np.float32), np.ones((128, 128), np.float32)
+    steps = itertools.count(1)
 
-    measure_names = ("loss",)
-    n_state = 0
-
-    def __init__(self, request: dict) -> None:
-        self._request = request
-        self._weights = np.zeros(request["n"], np.float32)
-        self._matrix = np.ones((128, 128), np.float32)
-        self._n_steps = 0
-        self.layout = str(request["n"])
-
-    def weights(self):
-        return self._weights.copy()
-
-    def load(self, weights):
-        np.copyto(self._weights, weights)
-
-    def _work(self, seconds: float) -> None:
-        if self._request["does"] == "waits":
-            time.sleep(seconds)
-            return
-        until = time.thread_time() + seconds  # CPU time: a busy core makes it take longer
+    def work(*_arguments: object) -> tuple[float]:
+        if request["does"] == "waits":
+            time.sleep(request["seconds"])
+            return (0.0,)
+        until = time.thread_time() + request["seconds"]  # a busy core makes it take longer
         while time.thread_time() < until:
-            self._matrix @ self._matrix
+            matrix @ matrix
+        return (0.0,)
 
-    def gradient(self, _batch, gradient, _seed):
-        self._work(self._request["seconds"])
-        self._n_steps += 1
-        if self._n_steps == self._request.get("dies_at") and os.environ.get(_RANK) == "2":
+    def gradient(_batch: object, gradient: np.ndarray, _seed: int) -> tuple[float]:
+        measures = work()
+        if next(steps) == request.get("dies_at") and os.environ.get(_RANK) == "2":
             os.kill(os.getpid(), signal.SIGKILL)
         gradient[:] = 0
-        return (0.0,)
+        return measures
 
-    def evaluate(self, _batch):
-        self._work(self._request["seconds"])
-        return (0.0,)
-
-    def names_of_bad(self):
-        return []
-
-    def save(self, _path):
-        pass
+    return SimpleNamespace(
+        layout=str(request["n"]), measure_names=("loss",), n_state=0,
+        weights=weights.copy, load=partial(np.copyto, weights), gradient=gradient, evaluate=work,
+        names_of_bad=list, save=lambda _path: None,
+    )  # fmt: skip
 
 
 _RANK = "OMPI_COMM_WORLD_RANK"
@@ -116,7 +100,7 @@ def rank(request: dict) -> dict | None:
         epoch = progress
 
     records = overlapiter.mpi.train(
-        lambda: Load(request), request["train"], request["val"], listener=Listener(),
+        lambda: model_of(request), request["train"], request["val"], listener=Listener(),
         data=f"{__file__}:Numbers", batch=_BATCH, epochs=request["epochs"],
         optimizer=request.get("optimizer", "sgd"), validation=request.get("validation", "thread"),
         out=request["out"],
