@@ -3,25 +3,15 @@
 ``OverlapIterator`` reads photographs from a slow store. There are four experiments, by ``--part``;
 those that are published have names of their own::
 
-    python -m bench epoch-times-fuse        # times, through FUSE
-    python -m bench misses-measured         # misses
-    python -m bench misses-node             # node
-    python -m bench model-times             # model
+    python -m bench epoch-times-fuse        # times: the seconds of each epoch
+    python -m bench misses-measured         # misses: reads that cross the store
+    python -m bench misses-node             # node: the same by ranks that share the directory
+    python -m bench model-times             # model: what the planner forecasts
 
-* ``times``: the seconds of each epoch. ``ideal`` is what the later epochs would take if misses cost
-  nothing: everything is staged, and one more process reads from the store meanwhile what has to be
-  missed at the least. The photographs are decoded, which the others do not do.
-* ``misses``: how many reads of each epoch cross the store, for orders that are shuffled anew in
-  each; beside it what other policies miss of the same orders. A read of the first epoch that misses
-  had to, so counted are the later ones. What is read ahead across the end of an epoch counts in the
-  earlier one.
-* ``node``: the same for ranks under ``mpiexec`` that share the directory, with the order of
-  ``overlapiter.scatter_order``, in lockstep as in data-parallel training: once as they are
-  (``together``), and once such that none knows what the others read (``apart``).
-* ``model``: what ``overlapiter.clairvoyant.planner`` forecasts for two stores, beside what epochs
-  take. The model is told what the store gives, what the staging directory holds, and what one more
-  run, the calibration, has measured: how fast the loader is while it waits for no data, from a
-  store without delay, and how long its processes take to start. It is told nothing of the runs.
+bench/results/README.md says what is measured. Reads of the first epoch have to miss, so counted are
+the later ones. The model is told what the store gives, what the staging directory holds, and what
+one more run, the calibration, has measured: how fast the loader is while it waits for no data, and
+how long its processes take to start. It is told nothing of the runs.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ that is set, so that it is known what is in the way. Each runs, is explained, an
 the change that the paragraph names; of that run the first fifth does not count. Beside it: what
 statistics in each iteration and a trace cost a training whose readers keep all cores busy, so that
 its throughput is one over the CPU time of an example. Three of them, one of which is not watched,
-take mini-batches in turns in one process: so what else the machine does meets all three, and a
-tenth of a percent can be told from noise. The interval is that of 95% over the repeats::
+take mini-batches in turns in one process: so what else the machine does meets all three::
 
     python -m bench explained
 """

@@ -8,14 +8,9 @@ Two experiments::
     python -m bench peers --parts epochs --kinds peers,alone --open-ms 0 --mb-per-s 1000 --repeats 3
 
 * ``epochs``: 4 ranks under ``mpiexec`` as 4 nodes or 2, in lockstep as in data-parallel training,
-  fresh global shuffles, room on each node for a part of the data: reads of the slow store and
-  seconds of each epoch, with peers, without, and with peers of which one server is killed or
-  stopped in the middle of each epoch from the second one on; beside ``MultiprocessIterator``,
-  PyTorch's ``DataLoader`` with ``DistributedSampler`` (left out without PyTorch) and fixed shards,
-  of which each node holds its own and no rank sees another's. All nodes run on the cores of this
-  machine, so the store is slow enough to be the limit; the last command shows where it is not.
-  With room for 15 % there are twice as many files: the three mini-batches that a rank has in work
-  take the place of files that are kept, and are to be as few of them as in a larger data set.
+  fresh global shuffles, room on each node for a part of the data. docs/clairvoyant.md says what
+  they are compared with (PyTorch is left out where there is none). All nodes run on the cores of
+  this machine, so the store is slow enough to be the limit; the last command shows where it is not.
 * ``serving``: one server and one client on this machine: how fast staged files come, and what they
   take of the CPU on both sides, beside a plain socket that carries as many bytes from memory.
 """

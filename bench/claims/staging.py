@@ -7,18 +7,13 @@ There are three experiments, by ``--part``; those that are published have names 
     python -m bench evicting --local /mnt/xfs        # the same on another disk
     python -m bench large-files                      # sizes
 
-* ``reads``: reads in flight that tune themselves, beside fixed numbers of them. Files of 20 kB come
-  from an emulated slow store for some seconds. Reported are files per second in the second half of
-  a run; how many reads were allowed then; the seconds until 90 % of that rate was reached; and the
-  CPU time that staging one file takes.
-* ``evicting``: microseconds of CPU for a file. Photographs are staged with room for all of them and
-  with room for a part, in the pipeline: what the prefetchers use beyond their share for staging,
-  divided by the files that they evicted. And one process stages files through the store and evicts
-  all of them: at once (``dirty``), and after the disk has written them (``written``), since a hole
-  then costs a fraction.
-* ``sizes``: bytes for a second of CPU. Files of 110 kB, 1 MB and 10 MB lie on the local disk, in
-  the page cache, and are staged to a new directory on it, or copied to one by ``cp -r``. The start
-  of the prefetchers counts. What the disk does later, on behalf of either, does not.
+* ``reads``: files per second in the second half of a run, for reads in flight that tune themselves
+  and for fixed numbers of them; how many were allowed then; the seconds until 90 % of that rate was
+  reached; and the CPU time that staging one file takes.
+* ``evicting``: microseconds of CPU for a file, in the pipeline and by driving the store: at once
+  (``dirty``), and after the disk has written them (``written``): a hole then costs a fraction.
+* ``sizes``: bytes for a second of CPU, of the prefetchers with their start, or of ``cp -r``. Larger
+  files lie in the page cache. What the disk does later, on behalf of either, does not count.
 """
 
 from __future__ import annotations
