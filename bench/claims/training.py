@@ -162,6 +162,10 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points}
 
 
+def _speed(run: dict, one_worker: dict) -> float:
+    return one_worker["seconds"] / run["seconds"]
+
+
 def _hidden(run: dict, inline: dict, none: dict) -> float:
     return 1 - (run["seconds"] - none["seconds"]) / (inline["seconds"] - none["seconds"])
 
@@ -175,7 +179,7 @@ def _lost(run: dict) -> float:
 _VALIDATED = ("validation inline", _NONE)
 #: By kind of point: words for its figure, what it is compared with, and what makes it of the runs.
 _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
-    "scaling": ("{:.2f} times", ("{does}, 1 workers",), lambda a, b: b["seconds"] / a["seconds"]),
+    "scaling": ("{:.2f} times", ("{does}, 1 workers",), _speed),
     "hidden": ("{:.0%} hidden", _VALIDATED, _hidden),
     "none": (
         "{:.2f} s of validation to hide", _VALIDATED[:1], lambda a, b: b["seconds"] - a["seconds"]
@@ -183,17 +187,15 @@ _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
     "updates": ("{:,.0f} updates/s", (), lambda run: run["updates"] / run["seconds"]),
     "killed": ("{:.2f} s lost", (), _lost),
 }  # fmt: skip
-TARGETS: tuple[Wanted, ...] = tuple((what, "", wanted, names, _KINDS[kind][-1])
-    for what, wanted, kind, *names in (
-        ("speed of 4 workers that wait, of 1", 3.6,
-         "scaling", "waits, 4 workers", "waits, 1 workers"),
-        ("of the validation's time, hidden by a thread", 0.9,
-         "hidden", "validation thread", *_VALIDATED),
-        ("of the validation's time, hidden by 4 workers", None,
-         "hidden", "validation workers", *_VALIDATED),
-        ("speed of 2 workers that compute, of 1", None,
-         "scaling", "computes, 2 workers", "computes, 1 workers"),
-    )
+TARGETS: tuple[Wanted, ...] = (
+    ("speed of 4 workers that wait, of 1", "", 3.6,
+     ("waits, 4 workers", "waits, 1 workers"), _speed),
+    ("of the validation's time, hidden by a thread", "", 0.9,
+     ("validation thread", *_VALIDATED), _hidden),
+    ("of the validation's time, hidden by 4 workers", "", None,
+     ("validation workers", *_VALIDATED), _hidden),
+    ("speed of 2 workers that compute, of 1", "", None,
+     ("computes, 2 workers", "computes, 1 workers"), _speed),
 )  # fmt: skip
 
 

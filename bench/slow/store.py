@@ -75,8 +75,7 @@ class _SlowOpen:
 class SlowStore(contextlib.AbstractContextManager):
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
-    Where it is installed, every ``open`` for reading below its root waits as a loaded parallel file
-    system would let it wait::
+    Where it is installed, every ``open`` for reading below its root waits::
 
         store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
         dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
@@ -84,19 +83,16 @@ class SlowStore(contextlib.AbstractContextManager):
             ...
         print(store.opens, store.bytes_read, store.opens_by_path())
 
-    Each open waits ``open_seconds``; these waits overlap, between threads as well as between
-    processes. All processes and threads of the machine that use the same store, or a pickled copy
-    of it, share ``bytes_per_second``, first come, first served. Both are paid by one sleep inside
-    ``open``: the transfer time of the whole file is reserved there, and an ordinary file object
-    comes back, whose reads cost nothing extra. ``os.open``, ``os.stat`` and directory listings are
-    not delayed, nor are C libraries that open files by themselves.
+    The waits overlap, between threads as well as between processes. All that use the same store, or
+    a pickled copy of it, share the bandwidth, first come, first served. Both are paid by one sleep
+    inside ``open``, for the whole file, and an ordinary file object comes back. ``os.open``,
+    ``os.stat`` and directory listings are not delayed, nor are C libraries that open files.
 
-    Each successful open is a record in a log that all processes share. A record lies within one
-    memory page and is written by one system call, so the log is exact, also when processes are
-    killed at any moment. When the last file is ready says until when the store is busy. The log is
-    memory without a name: it is gone when the last process that uses it is, however that ends. The
-    process that made the store has to live when a pickled copy is unpickled; after :meth:`close`,
-    or once the store is garbage-collected, it goes on working in the other processes.
+    Each successful open is a record in a log that all processes share. It lies within one memory
+    page and is written by one system call, so the log is exact, whenever processes are killed. The
+    log is memory without a name: it is gone when the last process that uses it is. The process that
+    made the store has to live when a pickled copy is unpickled; after :meth:`close`, or once the
+    store is garbage-collected, it goes on working in the other processes.
 
     Args:
         root: The directory that is slow; it need not exist yet.
