@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -30,7 +29,7 @@ from bench.claims.peers import run_epochs
 from bench.harness.options import option
 from bench.harness.tables import Columns, Rows, Wanted, median_of, rows_in, spread, table
 from bench.harness.turns import name_of, take_turns
-from bench.loaders.sources import EpochOptions, prepare, run_points
+from bench.loaders.sources import EpochOptions, prepare, run_points, spec_of
 from overlapiter.clairvoyant.planner import Job, forecast
 from overlapiter.order import seeded_order
 
@@ -85,7 +84,7 @@ def measure(options: Options, scratch: Path) -> dict:
     usual |= {"is_decoding": options.part == "times", "compute_seconds": options.train_ms / 1e3}
     if options.part == "node":
         base, found = prepare(options, scratch, options.examples)
-        run = partial(run_epochs, replace(base, **usual), options.ranks, 1)
+        run = partial(run_epochs, spec_of(base, usual), options.ranks, 1)
         take_turns(points, options.repeats, lambda p: run(p["room"], order=p["name"]))
     else:
         found = run_points(options, scratch, points, options.examples, **usual)

@@ -23,7 +23,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
@@ -40,7 +39,7 @@ from bench.harness.options import option
 from bench.harness.tables import median_of, table
 from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_ranks
-from bench.loaders.sources import EpochOptions, capacity_of, prepare
+from bench.loaders.sources import EpochOptions, prepare, spec_of
 from bench.loaders.spec import RunSpec
 
 #: Nodes, the share of the data that each has room for, and what is done.
@@ -120,8 +119,7 @@ def run_epochs(
         ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch, the
         mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
     """
-    usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
-    spec = replace(spec, **{**usual, **asked})
+    spec = spec_of(spec, {"order": "global", "is_decoding": False, "room": fraction, **asked})
     ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes)
     idle_cpu_seconds = sum(rank["idle_cpu_seconds"] for rank in ranks)
     return {
@@ -159,7 +157,6 @@ def measure(options: Options, scratch: Path) -> dict:
 
 def measure_epochs(options: Options, scratch: Path) -> dict:
     base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
-    base = replace(base, **options.usual)
     kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
@@ -167,7 +164,8 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     ]  # fmt: skip
 
     def run(point: dict) -> dict:
-        spec, n_nodes = replace(base, n_examples=point["examples"]), point["nodes"]
+        spec = spec_of(base, {**options.usual, "n_examples": point["examples"]})
+        n_nodes = point["nodes"]
         size = _N_RANKS // n_nodes, n_nodes, point["fraction"]
         return run_epochs(spec, *size, **KINDS[point["kind"]])
 

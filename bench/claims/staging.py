@@ -23,7 +23,6 @@ import resource
 import subprocess
 import tempfile
 import time
-from dataclasses import replace
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -37,7 +36,7 @@ from bench.harness.tables import Wanted, median_of, table
 from bench.harness.turns import take_turns
 from bench.loaders.files import make_files, read_files
 from bench.loaders.report import staging_us, verified
-from bench.loaders.sources import MountOptions, capacity_of, prepare, run_once
+from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
 from bench.loaders.spec import RunSpec
 
 STATES = ("dirty", "written")
@@ -94,7 +93,7 @@ def points_of(options: Options) -> list[dict]:
     ]  # fmt: skip
 
 
-def spec_of(point: dict, options: Options, scratch: Path) -> RunSpec:
+def spec_for(point: dict, options: Options, scratch: Path) -> RunSpec:
     """Return the run that stages the files of a point, once they are there."""
     n_files, size = point.get("n_examples", options.files), point.get("file_bytes")
     if size:
@@ -103,15 +102,12 @@ def spec_of(point: dict, options: Options, scratch: Path) -> RunSpec:
         if not options.pairs.exists():  # of many small ones, most are links to the others
             make_files(options.root, n_files, size, 500 if options.part == "reads" else n_files)
     spec, _facts = prepare(options, scratch, n_files)
-    asked = {name: point[name] for name in vars(spec).keys() & point.keys()}
-    if "room" in point:
-        asked["capacity"] = capacity_of(spec, point["room"])
-    return replace(spec, is_decoding=False, n_readers=options.readers, **asked)
+    return spec_of(spec, {"is_decoding": False, "n_readers": options.readers, **point})
 
 
 def measure(options: Options, scratch: Path) -> dict:
     points = points_of(options)
-    specs = {id(point): spec_of(point, options, scratch) for point in points}
+    specs = {id(point): spec_for(point, options, scratch) for point in points}
 
     def run(point: dict) -> dict:
         name, spec = point.get("name", ""), specs[id(point)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,7 +15,7 @@ from PIL import Image
 from bench.harness.machine import is_installed
 
 _HEAD_BYTES = 64
-_N_STREAMS = 64  # that forget files
+_N_THREADS = 64
 Example = tuple[np.ndarray, np.ndarray]
 
 
@@ -87,15 +87,24 @@ def read_files(paths: Iterable[str], root: str) -> None:
 
 def forget_files(paths: Sequence[str], root: str) -> None:
     """Have the page cache drop every file, so that a read of it asks the store."""
+
+    def forget(file: IO[bytes]) -> None:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    for_each(paths, root, forget)  # such a store takes long to open each of them
+
+
+def for_each(paths: Sequence[str], root: str, function: Callable[[IO[bytes]], object]) -> None:
+    """Open files below the root by 64 threads, in this order, and call a function with each."""
     from concurrent.futures import ThreadPoolExecutor
 
-    def forget(paths: Sequence[str]) -> None:
+    def take(paths: Sequence[str]) -> None:
         for path in paths:
             with open(os.path.join(root, path), "rb", buffering=0) as file:
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                function(file)
 
-    with ThreadPoolExecutor(_N_STREAMS) as pool:  # such a store takes long to open each of them
-        list(pool.map(forget, [paths[first::_N_STREAMS] for first in range(_N_STREAMS)]))
+    with ThreadPoolExecutor(_N_THREADS) as pool:  # a share for each: a task for a file costs CPU
+        list(pool.map(take, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
 
 
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from statistics import mean
@@ -21,11 +21,9 @@ from typing import Any
 import numpy as np
 
 from bench.harness.family import MOUNT, cpu_by_kind
-from bench.loaders.files import fingerprint, images_of
+from bench.loaders.files import fingerprint, for_each, images_of
 from bench.loaders.spec import NOT_MEASURED, RunSpec
 from bench.slow import SlowStore, Store, slow_store
-
-_N_THREADS = 64
 
 
 def run_floor(spec: RunSpec) -> dict:
@@ -119,13 +117,6 @@ def read_all(root: str, paths: Sequence[str]) -> dict[str, float]:
 
     Returned are when that was done, on the monotonic clock, and the CPU seconds of the process.
     """
-
-    def read(paths: Sequence[str]) -> None:
-        for path in paths:
-            with open(os.path.join(root, path), "rb", buffering=0) as file:
-                file.read()
-
     before = time.process_time()
-    with ThreadPoolExecutor(_N_THREADS) as pool:  # a share for each: a task for a file costs CPU
-        list(pool.map(read, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
+    for_each(paths, root, lambda file: file.read())
     return {"end": time.monotonic(), "seconds": time.process_time() - before}

@@ -6,7 +6,9 @@ import dataclasses
 import math
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
@@ -111,6 +113,17 @@ def capacity_of(spec: RunSpec, fraction: float) -> int:
     return int(fraction * n_blocks) * _BLOCK_BYTES
 
 
+def spec_of(base: RunSpec, asked: Mapping[str, Any]) -> RunSpec:
+    """Return a run with what is asked for by names of ``RunSpec``; all others are ignored.
+
+    But for ``room``, the part of the data set that may be staged.
+    """
+    known = {name: asked[name] for name in vars(base).keys() & asked.keys()}
+    if "room" in asked:
+        known["capacity"] = capacity_of(base, asked["room"])
+    return dataclasses.replace(base, **known)
+
+
 def prepare_local(specs: list[RunSpec]) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
     local = [spec for spec in specs if spec.is_local and spec.local != spec.root]
@@ -152,21 +165,15 @@ def run_points(
 ) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
-    What of a point has a name of ``RunSpec`` is asked for, ``room`` is the part of the data set
-    that may be staged, and what is usual is the same for all points that say nothing else. What
-    they delivered in a fixed order is compared. If runs may take at most some seconds, the points
-    of those that fail or take longer are removed and named under ``failed``; else one failure ends
-    the benchmark.
+    A point asks as :func:`spec_of` says, and what is usual is the same for all that say nothing
+    else. What they delivered in a fixed order is compared. If runs may take at most some seconds,
+    the points of those that fail or take longer are removed and named under ``failed``; else one
+    failure ends the benchmark.
     """
     base, facts = prepare(options, scratch, n_examples)
-    names = {field.name for field in dataclasses.fields(RunSpec)}
     specs = {}
     for point in points:
-        asked = {**usual, **point}
-        if "room" in asked:
-            asked["capacity"] = capacity_of(base, asked["room"])
-        asked = {name: value for name, value in asked.items() if name in names}
-        spec = specs[id(point)] = dataclasses.replace(base, **asked)
+        spec = specs[id(point)] = spec_of(base, {**usual, **point})
         point |= picked(spec, ("n_prefetchers", "n_readers", "n_batches"))
     prepare_local(list(specs.values()))
 
