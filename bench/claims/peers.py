@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -225,15 +224,11 @@ def take_served(request: dict) -> dict:
     else:
         n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer
         n_answers, n_ahead = (n * at_once // n_pieces for n in (len(batches), _N_REQUESTS))
-        serve = partial(_serve_bytes, size_bytes * n_pieces)
+        serve = partial(_serve_bytes, os.urandom(size_bytes * n_pieces))
         fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
-    context = get_context("fork")
-    ready = context.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = context.Process(target=serve, args=(listener, ready), daemon=True)
+        server = get_context("fork").Process(target=serve, args=(listener,), daemon=True)
         server.start()
-        if not ready.wait(_PATIENCE_SECONDS):
-            raise TimeoutError("the server did not become ready")
         seconds, used_seconds = fetch(listener.getsockname(), server.pid)
         server.kill()
         server.join()
@@ -243,7 +238,7 @@ def take_served(request: dict) -> dict:
 
 
 def _serve_files(
-    directory: str, names: list[str], size_bytes: int, listener: socket.socket, ready: Event
+    directory: str, names: list[str], size_bytes: int, listener: socket.socket
 ) -> None:
     """Stage files and serve them as a node does."""
     from bench.harness.store_access import stage_bytes, store_in
@@ -257,15 +252,12 @@ def _serve_files(
     stage_bytes(store, names, os.urandom(size_bytes))
     store.close()
     server = Server(listener, _SECRET, Catalogue([Site(directory)], "/nowhere", "", ""), since=0)
-    ready.set()
     while True:
         server.take_turn()
 
 
-def _serve_bytes(n_bytes: int, listener: socket.socket, ready: Event) -> None:
-    """Answer each byte that comes with so many from memory, the same ones again, as ``iperf``."""
-    data = os.urandom(n_bytes)
-    ready.set()
+def _serve_bytes(data: bytes, listener: socket.socket) -> None:
+    """Answer each byte that comes with these, from memory, as ``iperf``."""
     end, _ = listener.accept()
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while end.recv(1):
@@ -282,7 +274,8 @@ def _fetch_files(batches: list[list[str]], address: tuple, server: int) -> np.nd
     from overlapiter.peers.connection import Connection
     from overlapiter.store.extents import checksum_of, keys_of
 
-    key_of, connection = keys_of("/nowhere"), Connection(address, _SECRET, 30.0)
+    # It lets the client in when it is ready.
+    key_of, connection = keys_of("/nowhere"), Connection(address, _SECRET, 30.0, _PATIENCE_SECONDS)
     keys = {name: key_of(f"/nowhere/{name}") for batch in batches for name in batch}
     encoded = [[name.encode() for name in batch] for batch in batches]
     start = _clocks(server)
@@ -305,6 +298,8 @@ def _fetch_bytes(
     """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
     with socket.create_connection(address) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        end.sendall(b"g")
+        end.recv(n_pieces * size_bytes, socket.MSG_WAITALL)  # it is ready
         start = _clocks(server)
         end.sendall(b"g" * n_ahead)
         for number in range(n_answers):
