@@ -84,7 +84,7 @@ class DatasetPicklingError(OverlapError, TypeError):
             f"{attribute} cannot be sent to the file readers, since it cannot be pickled "
             f"({reason}). Open files, locks and connections on first use, when an example is read, "
             f"and leave them out in __getstate__; define functions and classes at the top level of "
-            f"a module, which a script is not under `python -m cProfile`."
+            f"a module. Under `python -m cProfile` those of the script itself are not found."
         )
         self.attribute = attribute
 

@@ -29,8 +29,8 @@ _EXITS_UNSEEN = re.compile(r"^\s*raise SystemExit\((?!0?\))", re.MULTILINE)
 class WaitTimeoutError(Exception):
     """A mini-batch did not come in time; waiting again is fine.
 
-    Its arguments are which process it waits for, in words; the index of the example that this is
-    at, -1 where unknown; and the seconds that the trainer has waited, with what timed out before.
+    Its arguments: the process that is waited for, in words; the index of the example that this
+    process is at, -1 where unknown; the seconds waited, with what timed out before.
     """
 
 

@@ -129,6 +129,7 @@ def planned(
             other data, or they cannot be reached.
         StagingError: The staging directory cannot be made or written.
     """
+    #: The one that was made, once it is; closed where another step, or another rank, fails.
     made: list[tuple[Parcel, SupervisorPlan]] = []
 
     def prepare() -> str:

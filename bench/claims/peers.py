@@ -23,6 +23,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -38,7 +39,7 @@ from bench.harness.options import option
 from bench.harness.tables import median_of, table
 from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_ranks
-from bench.loaders.sources import EpochOptions, prepare, spec_of
+from bench.loaders.sources import EpochOptions, capacity_of, prepare
 from bench.loaders.spec import RunSpec
 
 #: Nodes, the share of the data that each has room for, and what is done.
@@ -118,7 +119,8 @@ def run_epochs(
         ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch, the
         mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
     """
-    spec = spec_of(spec, {"order": "global", "is_decoding": False, "room": fraction, **asked})
+    usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
+    spec = replace(spec, **{**usual, **asked})
     ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes)
     idle_cpu_seconds = sum(rank["idle_cpu_seconds"] for rank in ranks)
     return {
@@ -163,7 +165,7 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     ]  # fmt: skip
 
     def run(point: dict) -> dict:
-        spec = spec_of(base, {**options.usual, "n_examples": point["examples"]})
+        spec = replace(base, **options.usual, n_examples=point["examples"])
         n_nodes = point["nodes"]
         size = _N_RANKS // n_nodes, n_nodes, point["fraction"]
         return run_epochs(spec, *size, **KINDS[point["kind"]])
@@ -296,10 +298,13 @@ def _fetch_bytes(
     n_answers: int, n_pieces: int, size_bytes: int, n_ahead: int, address: tuple, server: int
 ) -> np.ndarray:
     """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
-    with socket.create_connection(address) as end:
+    with socket.create_connection(address, _PATIENCE_SECONDS) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.sendall(b"g")
-        end.recv(n_pieces * size_bytes, socket.MSG_WAITALL)  # it is ready
+        if not end.recv(1):
+            raise ConnectionError("the server has died")
+        end.settimeout(None)  # it is ready
+        end.recv(n_pieces * size_bytes - 1, socket.MSG_WAITALL)
         start = _clocks(server)
         end.sendall(b"g" * n_ahead)
         for number in range(n_answers):

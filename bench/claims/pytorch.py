@@ -57,15 +57,14 @@ def take(_request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
-    # With more workers also more mini-batches, so that a run takes as long. And no ceiling, which
-    # has a loop for each core, and one process that reads, whose threads share a core.
+    # With more workers also more mini-batches, so that a run takes as long.
     more = [(n_workers, options.batches * n_workers // 2) for n_workers in options.workers]
     most, longest = max([(2, options.batches), *more])
     points: list[dict] = [
-        {"loader": name, "n_readers": 2, "n_batches": options.batches}
+        {"loader": name, "n_readers": 2,
+         "n_batches": longest if name == "ceiling" else options.batches}
         for name in _OURS
-        if not (more and name == "ceiling")
-    ]
+    ]  # fmt: skip
     points += [
         {"loader": name, "n_readers": n_workers, "name": f"{name}, {n_workers} workers",
          "n_batches": n_batches}

@@ -10,9 +10,9 @@ There are three experiments, by ``--part``; those that are published have names 
 * ``reads``: files per second in the second half of a run, for reads in flight that tune themselves
   and for fixed numbers of them; how many were allowed then; the seconds until 90 % of that rate was
   reached; and the CPU time that staging one file takes.
-* ``evicting``: microseconds of CPU for a file, in the pipeline and by driving the store: at once
-  (``dirty``), and after the disk has written them (``written``): a hole then costs a fraction.
-* ``sizes``: bytes for a second of CPU, of the prefetchers with their start, or of ``cp -r``. Larger
+* ``evicting``: microseconds of CPU for a file, in the pipeline; and by driving the store, at once
+  (``dirty``) and after the disk has written them (``written``): a hole then costs a fraction.
+* ``sizes``: bytes for a second of CPU, of the prefetchers with their start, or of ``cp -r``. The
   files lie in the page cache. What the disk does later, on behalf of either, does not count.
 """
 
@@ -93,7 +93,7 @@ def points_of(options: Options) -> list[dict]:
     ]  # fmt: skip
 
 
-def spec_for(point: dict, options: Options, scratch: Path) -> RunSpec:
+def spec_with_files(point: dict, options: Options, scratch: Path) -> RunSpec:
     """Return the run that stages the files of a point, once they are there."""
     n_files, size = point.get("n_examples", options.files), point.get("file_bytes")
     if size:
@@ -107,7 +107,7 @@ def spec_for(point: dict, options: Options, scratch: Path) -> RunSpec:
 
 def measure(options: Options, scratch: Path) -> dict:
     points = points_of(options)
-    specs = {id(point): spec_for(point, options, scratch) for point in points}
+    specs = {id(point): spec_with_files(point, options, scratch) for point in points}
 
     def run(point: dict) -> dict:
         name, spec = point.get("name", ""), specs[id(point)]

@@ -21,7 +21,7 @@ from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, machine_facts
-from bench.harness.options import OptionsError, add_arguments, require, require_cores
+from bench.harness.options import OptionsError, add_arguments, keep_to_cores, require
 from bench.harness.tables import compared, rows_in, target_rows
 from bench.harness.turns import name_of
 from overlapiter.cli import console
@@ -96,7 +96,8 @@ def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int
     tell = functools.partial(print, file=sys.stderr if is_json else sys.stdout)
     options, claim, commit = parse(name, words, planned), claim_of(name), commit_facts()
     require(*getattr(claim, "NEEDS", ("chainer",)))
-    require_cores(options.cores)
+    if options.cores:
+        keep_to_cores(options.cores)
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     _try_to_write(options.out)
     options.local.mkdir(parents=True, exist_ok=True)

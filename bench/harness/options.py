@@ -35,10 +35,12 @@ def require(*modules: str) -> None:
             raise NotPossibleError(f"{module} is not installed; {to_do}")
 
 
-def require_cores(n_cores: int) -> None:
-    """Raise a NotPossibleError if this process may use fewer cores."""
-    if (n_here := len(os.sched_getaffinity(0))) < n_cores:
-        raise NotPossibleError(f"it needs {n_cores} cores, and there are {n_here}")
+def keep_to_cores(n_cores: int) -> None:
+    """Use so many cores from now on; raise a NotPossibleError if there are fewer."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < n_cores:
+        raise NotPossibleError(f"it needs {n_cores} cores, and there are {len(cores)}")
+    os.sched_setaffinity(0, cores[:n_cores])
 
 
 def option(default: object, words: str, **others: object) -> Any:
@@ -66,7 +68,7 @@ class CommonOptions:
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
     repeats: int = option(3, "interleaved runs of each", quick=1)
     seed: int = option(0, "orders follow from it")
-    cores: int = option(1, "cores without which it is left out", quick=1)
+    cores: int = option(0, "cores to use, without which it is left out (all)", quick=0)
     quick: bool = option(False, "very few and small runs: it works, no more")
 
     def __init_subclass__(cls) -> None:

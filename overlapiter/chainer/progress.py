@@ -10,7 +10,7 @@ from overlapiter.order import IterationState, RunAhead, Step, epoch_size
 
 
 class Progress(NamedTuple):
-    """How far an iterator has come; replaced as a whole, so an interruption leaves all of it."""
+    """How far an iterator has come; replaced as a whole, so an interruption leaves no mixture."""
 
     state: IterationState  # after the mini-batch that was taken last
     previous_epoch_detail: float  # before that mini-batch; -1 for none

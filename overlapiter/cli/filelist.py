@@ -75,7 +75,9 @@ def read_list(
             return is_file(path)
         return answered(path, lambda: os.path.lexists(path), timeout_seconds)
 
-    names = _names(lines, "no" if is_null else labels, called, is_name, n_looks)
+    if is_null and labels == "auto":
+        labels = "no"
+    names = _names(lines, labels, called, is_name, n_looks)
     paths: dict[str, None] = {}
     outside = []
     for entry in dict.fromkeys(map(os.fsdecode, names)):

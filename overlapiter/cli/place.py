@@ -128,8 +128,9 @@ def chosen(
         matching = [each for each in matching if each.place == place_of(options)]
     if not matching:
         what = f"{source or 'any source'}{' with these options' if options else ''}"
+        others = f", only from {_words_of(found)}" if found else ""
         raise (UsageError if source else CommandError)(
-            f"nothing in {inventory.directory} comes from {what}, only from {_words_of(found)}"
+            f"nothing in {inventory.directory} comes from {what}{others}"
         )
     held = {number for (number,) in inventory.select("SELECT DISTINCT source FROM staged")}
     return [each for each in matching if each.number in held] or matching
@@ -145,7 +146,7 @@ def only_one(sources: list[Source]) -> Source:
 
 
 def _words_of(sources: list[Source]) -> str:
-    return ", ".join(source_words(each.root, each.place) for each in sources) or "nowhere"
+    return ", ".join(source_words(each.root, each.place) for each in sources)
 
 
 def source_words(root: str, place: str) -> str:

@@ -76,10 +76,10 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool, dict[str, 
                     for entry in entries:
                         if time.monotonic() > deadline or len(paths) == _MOST_FILES:
                             return False
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(entry.path)
-                        elif not (entry.is_symlink() and os.path.isdir(entry.path)):
+                        if not _is_folder(entry):
                             paths.append(entry.path)
+                        elif not entry.is_symlink():
+                            folders.append(entry.path)
                         elif (real := os.path.realpath(entry.path)) not in linked:
                             linked.add(real)
                             folders.append(entry.path)
@@ -91,6 +91,12 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool, dict[str, 
     with contextlib.suppress(CommandError):  # what has been found by then is enough
         is_all = answered(source, look, seconds)
     return [*paths], is_all, {**unlisted}
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(OSError):  # a link in a circle, or to what may not be looked at
+        return entry.is_dir()
+    return False
 
 
 def measure(

@@ -5,6 +5,7 @@ It calls the communicator that it is given, and does not import MPI.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 from overlapiter.agreement import Communicator, allgather
-from overlapiter.errors import OptionError
+from overlapiter.errors import OptionError, StagingWarning, described, warn
 from overlapiter.node import this_host
 
 from .client import PeersPlan
@@ -124,7 +125,15 @@ def from_all(comm: Communicator, make: Callable[[], T]) -> list[T]:
         made = make()
     except Exception as error:  # whatever it is, the others wait to be told
         own_error = error
-    found = allgather(comm, (made, _words_of(own_error)))
+        words = f"rank {comm.rank} tells the others that it cannot begin: {described(error)[0]}"
+        with contextlib.suppress(StagingWarning):  # as an error it would leave the others waiting
+            warn(words, StagingWarning)
+    try:
+        found = allgather(comm, (made, _words_of(own_error)))
+    except Exception as error:
+        if own_error is not None:  # which says more than that the others do not come
+            raise own_error from error
+        raise
     if own_error is not None:
         raise own_error
     for rank, (_, text) in enumerate(found):

@@ -77,7 +77,7 @@ class Copier:
     # --- reading ------------------------------------------------------------------------------
 
     def take(self, read: Read, file: Wanted, home: int, release: Release) -> Content | Staged:
-        """Take a small file that was read; ``release`` ends that room is kept for it."""
+        """Take what became of a small file; ``release`` ends that room is kept for it."""
         data, mtime = read.data, read.original.mtime_ns
         if data is not None:
             checksum = checksum_of(data, file.key, mtime)

@@ -20,7 +20,7 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .places import Place, Vacant
+from .places import Place, Promise, Vacant
 from .segments import Segment, aligned
 from .site import Site
 from .tables import Evicted, delete_empty, lower, run_by_key
@@ -177,16 +177,10 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(
-        self, size_bytes: int, n_files: int, *, again: bool
-    ) -> tuple[int, int, Callable[[], None]]:
+    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files of one size, as far as there is any.
 
         Where there was no room the last time, none is asked for but ``again``.
-
-        Returns:
-            For how many files; how many bytes lack for the others; what is to be called once for
-            each of them, before its place is asked for, or if that is not needed.
         """
         charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
@@ -207,7 +201,7 @@ class OpenGeneration:
             with self.lock:
                 self._promised_bytes -= charged_bytes
 
-        return n_files, missing_bytes, release
+        return Promise(n_files, missing_bytes, release)
 
     def _require_open(self) -> None:
         if self._is_left:

@@ -241,16 +241,24 @@ def is_owned(folder: str, number: int) -> bool:
 
 def remove_garbage(folder: str, number: int) -> None:
     """Remove a file that no row of the index names, unless a process owns it."""
-    with contextlib.suppress(OSError), _opened(folder, number) as fd:  # gone, or none of ours
+    try:
+        fd = open_to_write(folder, number)
+    except OSError:  # gone, or none of ours
+        return
+    try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who has made it sees that it is gone
         remove(folder, number)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(fd)
 
 
 def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | None = None) -> None:
     """Give back places of a segment, what was written longest ago first.
 
     A segment that is gone has given back everything. The places are starts and sizes in bytes, both
-    in whole blocks; all behind ``end`` is given back, too.
+    in whole blocks; all behind ``end``, if that is given, is given back, too.
     """
     with contextlib.suppress(*_GONE), _opened(folder, number) as fd:
         holes = _joined(places)

@@ -51,7 +51,7 @@ class _Comparison(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A file that is read in bulk; ``release`` ends that room is kept for it."""
+    """A claimed file that is to be read; ``release`` ends that room is kept for it."""
 
     part: Part
     file: Wanted
@@ -420,7 +420,8 @@ class Stager:
         self, part: Part, file: Wanted, got: Content | Copy, original: Original
     ) -> None:
         """Use a file that this job has not compared with its source yet only if it is the same."""
-        if self._slow_store.ask(file, only_look=True).original == original:
+        seen = self._slow_store.ask(file, only_look=True)
+        if seen.error is None and seen.original == original:
             self._end_copy(part, file, got)
             return
         if isinstance(got, Copy):

@@ -37,7 +37,7 @@ from .localfiles import remove_left
 from .neighbours import Neighbours
 from .opened import OpenGeneration
 from .places import Place as Place
-from .places import fill
+from .places import Promise, fill
 from .site import Run, Site
 from .tables import (
     Evicted,
@@ -271,9 +271,7 @@ class Store:
 
         return self._on(places)
 
-    def promise(
-        self, size_bytes: int, n_files: int, *, again: bool
-    ) -> tuple[int, int, Callable[[], None]]:
+    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
         """Keep room for small files, as :meth:`.OpenGeneration.promise` does."""
         return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 

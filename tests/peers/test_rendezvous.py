@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from overlapiter.errors import OptionError
+from overlapiter.errors import OptionError, StagingWarning
 from overlapiter.node import Host
 from overlapiter.peers import meeting, rendezvous
 from overlapiter.peers.interfaces import address_among
 from overlapiter.peers.meeting import Rendezvous, StoreCommunicator
-from overlapiter.peers.rendezvous import communicator_of, join
+from overlapiter.peers.rendezvous import communicator_of, from_all, join
 
 SIZE = 4
 
@@ -111,6 +111,20 @@ def test_a_rank_that_does_not_come_is_named(
     monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.1)
     with pytest.raises(OptionError, match=r"ranks \[1\] have not come"):
         Rendezvous(tmp_path / "meet", 0, 2).allgather("here")
+
+
+def test_a_rank_that_cannot_begin_says_so_at_once_and_raises_its_own_error_whoever_else_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise ValueError("no lock can be pickled")
+
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.1)
+    with (
+        pytest.warns(StagingWarning, match="rank 0 tells the others .* no lock can be pickled"),
+        pytest.raises(ValueError, match="no lock can be pickled"),
+    ):
+        from_all(Rendezvous(tmp_path / "meet", 0, 2), fail)
 
 
 class Store:

@@ -8,7 +8,7 @@ from overlapiter.board import Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import Finding, StageTask
-from overlapiter.workers.supervisor.reading_stage import CostEstimate
+from overlapiter.workers.supervisor.costs import CostEstimate
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Schedule
 from overlapiter.workers.supervisor.staging_stage import StagingStage

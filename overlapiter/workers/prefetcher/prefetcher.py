@@ -239,7 +239,7 @@ class Prefetcher:
                 continue
             self._row.put(Counter.CURRENT, index + 1)  # the dataset's code may kill this process
             self._look(example, wanted)
-            work.note_files(example)
+            work.note_files(index, example.keys)
         with self._lock:
             undeclared = [example for example in work.examples if not example.is_followed]
             work.n_waiting += len(undeclared)
@@ -448,7 +448,7 @@ class Prefetcher:
         """Have one file staged; that takes no other thread, so it has been done on return."""
         example.keys.append(file.key)
         example.paths.append(file.path)
-        work.note_files(example)
+        work.note_files(example.index, [file.key])
         self._stage(work, {file.key: file}, answers.update)
         return answers[file.key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import NamedTuple, TypeAlias
 
 from overlapiter.board import Counter, Row
@@ -58,7 +59,7 @@ class ExampleAtHand:
 
 
 class TaskAtHand:
-    """A task at hand; guarded by the lock of the prefetcher."""
+    """A task at hand; the lock of the prefetcher guards its examples and answers."""
 
     def __init__(self, task: StageTask, room: RoomForTask) -> None:
         self.task = task
@@ -74,12 +75,12 @@ class TaskAtHand:
         self.begun_ns = time.monotonic_ns()
         self.n_waiting = 1  # answers: for all declared files, and for each other example
 
-    def note_files(self, example: ExampleAtHand) -> None:
-        """Note of the files of an example what is known of it."""
-        if example.index in self.task.suspects:
-            self.suspects.update(example.keys)
-        if example.index in self.task.holders:
-            self.holders |= dict.fromkeys(example.keys, self.task.holders[example.index])
+    def note_files(self, index: int, keys: Iterable[int]) -> None:
+        """Note of files of an example what is known of it."""
+        if index in self.task.suspects:
+            self.suspects.update(keys)
+        if index in self.task.holders:
+            self.holders |= dict.fromkeys(keys, self.task.holders[index])
 
     def take(self, answers: dict[int, Staged], row: Row) -> None:
         """Take answers for files; count those that are new.

@@ -122,8 +122,10 @@ class Child:
                 os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Drop the descriptor."""
-        os.close(self._status_fd)
+        """Drop the descriptor; closing twice is fine, as where a signal's handler does it, too."""
+        fd, self._status_fd = self._status_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 def preparation() -> dict[str, Any]:
@@ -346,7 +348,7 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
         wanted = [name for name in server._preload_modules if name != "__main__"]
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
         forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
-        for wrong in [each for each in sys.path if not isinstance(each, (str, bytes))]:
+        for wrong in [each for each in sys.path if isinstance(each, os.PathLike)]:
             raise PipelineError(
                 f"sys.path holds {wrong!r}, with which Python's forkserver cannot start, and where "
                 f"Python finds no module; put str(...) of it there"

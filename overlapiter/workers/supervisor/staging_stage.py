@@ -10,7 +10,7 @@ from overlapiter.errors import deaths_words
 from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import StageTask
-from overlapiter.workers.supervisor.reading_stage import CostEstimate
+from overlapiter.workers.supervisor.costs import CostEstimate
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
 from overlapiter.workers.supervisor.team import MAX_DEATHS, Death, Team, Worker
@@ -58,7 +58,7 @@ class StagingStage:
         self.team = team
         self._schedule = schedule
         self._warn = warn
-        self.credit_examples = credit_examples  # what a prefetcher has at hand
+        self.credit_examples = credit_examples  # with so many at hand a prefetcher gets no more
         self._costs = costs
         self._residency = residency
         self._directories = directories  # for people to read
@@ -229,8 +229,9 @@ class StagingStage:
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
         self._is_held_up = False  # another part may come first now
-        if blamed := self.team.blame(death, parts):
-            self._avoid(*blamed[1:], death)
+        if given_up := self.team.example_to_give_up(death, parts):
+            _, index, n_deaths = given_up
+            self._avoid(index, n_deaths, death)
         lost = {part.part_id for part in parts}
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             self._residency.take_back(self._tasks.pop(task_id).victims, {})

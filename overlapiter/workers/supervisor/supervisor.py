@@ -55,9 +55,10 @@ from overlapiter.workers.reader.face import Face
 from overlapiter.workers.reader.reader import FileReader
 from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor.contact import Contact
+from overlapiter.workers.supervisor.costs import CostEstimate
 from overlapiter.workers.supervisor.memory import NO_MEMORY, SlotKeeper
 from overlapiter.workers.supervisor.nearness import Nearness
-from overlapiter.workers.supervisor.reading_stage import CostEstimate, ReadingStage
+from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.serving_stage import ServingStage, serve

@@ -200,7 +200,9 @@ class Team:
                 f"descriptors and memory, and at what was printed above; {how}"
             )
 
-    def blame(self, death: Death, parts: Sequence[Part]) -> tuple[Part, int, int] | None:
+    def example_to_give_up(
+        self, death: Death, parts: Sequence[Part]
+    ) -> tuple[Part, int, int] | None:
         """Count the death of a worker with parts at hand, in order, for the example that it was at.
 
         If it was at none of theirs, it may have died of the one that was to come next.
