@@ -36,7 +36,7 @@ def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
     things = [loader.dataset, loader.worker_init_fn, _collate_fn_of(loader)]
     if fetches_whole(loader.dataset):
         things.append(loader.collate_fn)
-    return (*_PRELOAD, *["torch"] * is_needed(things))
+    return (*_PRELOAD, *["torch", "overlapiter.torch.memory"] * is_needed(things))
 
 
 class Feed(NamedTuple):

@@ -51,6 +51,6 @@ def view_of(memory: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
 
 
 def tensor_of(kind: str, array: Any) -> torch.Tensor:
-    """Return an array as the tensor that it was; its kind says whether it has such elements."""
+    """Return an array as the tensor that it was, of the type that its kind has after ``RAW``."""
     tensor = torch.from_numpy(array)
     return tensor.view(getattr(torch, kind.removeprefix(RAW))) if kind.startswith(RAW) else tensor

@@ -94,4 +94,4 @@ def test_what_needs_more_cores_than_there_are_is_not_possible_here(monkeypatch, 
     monkeypatch.setitem(sys.modules, "bench.claims.some", found)
     with pytest.raises(NotPossibleError, match=r"needs 10000 cores, and there are \d+"):
         claim.run("some", ["--out", str(tmp_path / "a.json"), "--cores", "10000"])
-    assert parse_some(monkeypatch, "--quick").cores == 1
+    assert parse_some(monkeypatch, "--quick").cores == 0

@@ -213,12 +213,10 @@ class SynchronousServer(DownpourServer):
 
 
 def take_quorum(waiting: dict[int, T], share: float, n_workers: int) -> list[T]:
-    """Take out what waits, by the ranks of workers, once it is that of a share of the workers.
+    """Empty what waits, by the ranks of workers, once it is that of a share of them; return it.
 
-    What comes after its quorum waits for the next one, so no gradient is lost.
-
-    Returns:
-        It in the order of the ranks, whatever the order of arrival; nothing before.
+    It is in the order of the ranks, whatever the order of arrival; nothing before. What comes after
+    its quorum waits for the next one, so no gradient is lost.
     """
     # Less than 1e-6 of a worker is the rounding of the share.
     if len(waiting) < max(1, math.ceil(share * n_workers - 1e-6)):

@@ -97,7 +97,8 @@ class Host:
         self.alive()
         with self._interrupts.whole():
             self.server.receive(message)
-        self._after(is_report=bool(message.n_examples or message.reports))
+        has_news = bool(message.n_examples or message.reports)
+        self._after(is_report=has_news or message.kind is Kind.VALIDATED)
 
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""

@@ -62,7 +62,8 @@ class Message(NamedTuple):
     memory_bytes: int = 0  # what the worker has of the memory
     cpu_ms: int = 0  # CPU time of the worker since its start
     reports: tuple[Message, ...] = ()  # from a sub-server: of the workers whose mean this is
-    digest: int = 0  # of the model of a worker that joins
+    n_values: int = 0  # of the model of a worker that joins
+    digest: int = 0  # of that model
     checkpoint: int = 0  # which the worker's own state is to be kept with, or to be taken from
     is_refused: bool = False  # the run does not begin
     text: str = ""  # of a failure

@@ -114,7 +114,7 @@ class Reader:
     read ahead than a worker holds leases.
 
     Attributes:
-        leases: Those whose pieces were not returned; what is taken out is not returned.
+        leases: Those whose pieces were not returned yet.
     """
 
     def __init__(self, job: Job) -> None:
@@ -122,7 +122,7 @@ class Reader:
         self._settings, self._trace = job.settings, job.trace
         self.leases: collections.deque[Lease] = collections.deque()
         self._asked: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[tuple[Lease, Batch | Exception]] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Batch | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reading", daemon=True)
         self._thread.start()
@@ -139,9 +139,8 @@ class Reader:
         Raises:
             TrainingError: It cannot be read.
         """
-        wanted, lease = self.leases.popleft(), None
-        while lease != wanted:  # that one was taken out
-            lease, got = self._ready.get()
+        self.leases.popleft()
+        got = self._ready.get()
         if isinstance(got, Exception):
             raise got
         return got
@@ -151,9 +150,9 @@ class Reader:
         try:
             while (lease := self._asked.get()) is not None and not self._is_closed.is_set():
                 try:
-                    self._ready.put((lease, self._read(lease)))
+                    self._ready.put(self._read(lease))
                 except Exception as error:  # the training thread raises it
-                    self._ready.put((lease, error))
+                    self._ready.put(error)
         finally:
             self._pieces.close()
 

@@ -159,9 +159,9 @@ class Server:
     def _join(self, message: Message) -> None:
         worker = message.origin
         n, digest = self._side.weights.size, digest_of(self._model)
-        if (message.n_examples, message.digest) != (n, digest):
+        if (message.n_values, message.digest) != (n, digest):
             self.fail(
-                f"rank {worker} has built another model than the server: {message.n_examples:,} "
+                f"rank {worker} has built another model than the server: {message.n_values:,} "
                 f"parameters instead of {n:,}, or others; build_model() must build the same on "
                 f"every rank"
             )

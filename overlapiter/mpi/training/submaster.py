@@ -40,7 +40,8 @@ class SubServer:
         post = Post(comm, [0, *group], n_bytes, Watch(timeout_seconds))
         self._mail = Mail(post)
         self._centre: Vector = np.zeros_like(model.weights())
-        # Other groups may take the work of the last worker of this one.
+        # Other groups may take the work of the last worker of this one; who has started the server
+        # knows.
         self._attendance = Attendance(group, timeout_seconds, least_seconds=0)
         self._lost = self._attendance.lost
         self._training: set[int] = set()
@@ -58,7 +59,9 @@ class SubServer:
         try:
             while {*self._group} - self._stopped:
                 arrival = self._mail.next(_LOOK_SECONDS)
-                if arrival is not None:
+                if arrival is None:
+                    self._look_for_silent()
+                else:
                     if arrival.message.kind is Kind.LOST:
                         self._lose(arrival.rank, arrival.message.text)
                     elif arrival.rank:
@@ -66,9 +69,6 @@ class SubServer:
                     else:
                         self._from_server(arrival.message)
                     self._mail.release(arrival)
-                waiting = {*self._group} - self._training
-                for worker, reason in self._attendance.silent(time.monotonic(), waiting):
-                    self._lose(worker, reason)
                 if self._waiting and not self._training:
                     self._pass_on_mean()
         except BaseException as error:
@@ -112,6 +112,11 @@ class SubServer:
         self._awaiting |= self._waiting.keys()
         self._waiting.clear()
 
+    def _look_for_silent(self) -> None:
+        waiting = {*self._group} - self._training
+        for worker, reason in self._attendance.silent(time.monotonic(), waiting):
+            self._lose(worker, reason)
+
     def _lose(self, rank: int, reason: str) -> None:
         if not rank:
             raise ServerLostError(rank, reason)
@@ -125,8 +130,11 @@ def end_group(mail: Mail | Post, rank: int, workers: Iterable[int], error: BaseE
     """Tell the server and the workers of a group why their sub-server cannot go on."""
     reason = f"its sub-server, rank {rank}, cannot go on: {reason_of(error)}"
     if isinstance(error, KeyboardInterrupt):
+        reason = f"its sub-server, rank {rank}, was interrupted"
         die_if_tolerant()
         mail.send(0, Message(Kind.INTERRUPTED, origin=rank))
+    elif isinstance(error, ServerLostError):
+        reason = str(error)
     for worker in workers:  # for each in its place, which then waits for nothing more
         if not isinstance(error, (KeyboardInterrupt, ServerLostError)):
             mail.send(0, Message(Kind.FAILED, worker, text=reason))

@@ -100,7 +100,7 @@ class Worker:
             TrainingError: It cannot go on here.
         """
         weights = self._model.weights()
-        join = Message(Kind.JOIN, n_examples=weights.size, digest=digest_of(self._model))
+        join = Message(Kind.JOIN, n_values=weights.size, digest=digest_of(self._model))
         try:
             self._again(lambda: self._exchange(join))
             while True:
@@ -217,5 +217,6 @@ class Worker:
             state = self._states.read(reply.checkpoint)
             if state is not None:
                 self._side.load_state(state)
-        self._reader.leases.clear()
+        self._reader.close()  # what it was to read others have by now
+        self._reader = Reader(self._job)
         self._reader.ask(reply.leases)
