@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +12,7 @@ from overlapiter.mpi.training.leases import Lease, LeaseQueue, default_piece_exa
 from overlapiter.mpi.training.messages import Kind, Message, buffer_bytes, pack, unpack
 from overlapiter.mpi.training.model import Batch
 from overlapiter.mpi.training.plan import groups_of, make_plan
-from overlapiter.mpi.training.reading import Reader
 from overlapiter.mpi.training.settings import Settings
-from overlapiter.tracing import OFF
 
 LENGTHS = (37, 5, 0, 40, 17)
 
@@ -97,25 +92,6 @@ def test_the_order_of_the_pieces_changes_with_epoch_and_seed() -> None:
     assert order(0, 1) != order(0, 2) != order(1, 2)
     assert order(0, 1) == order(0, 1)
     assert order(0, 2, shuffle=False) == [*range(27)]
-
-
-class Numbers:
-    """Files whose examples are the numbers from 0 on."""
-
-    def read(self, _path: str, start: int, stop: int, _local_path: str) -> Batch:
-        return (np.arange(start, stop),)
-
-
-def test_what_was_read_for_leases_that_were_taken_back_is_not_trained_on() -> None:
-    plan = SimpleNamespace(train_paths=["numbers"], train_pieces=pieces_of([12], 4))
-    settings = Settings(shuffle=False)
-    job: Any = SimpleNamespace(plan=plan, settings=settings, source=Numbers(), trace=OFF)
-    with contextlib.closing(Reader(job)) as reader:
-        reader.ask([Lease(1, 0), Lease(1, 1)])
-        reader.leases.clear()
-        reader.ask([Lease(1, 1), Lease(1, 0), Lease(1, 2)])
-        assert [reader.next()[0].tolist()[0] for _ in range(3)] == [4, 0, 8]
-        assert not reader.leases
 
 
 def test_a_message_is_the_same_when_it_was_a_flat_buffer() -> None:
