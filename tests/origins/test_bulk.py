@@ -52,6 +52,21 @@ def collected(bulk: Bulk, n: int) -> dict[Any, BulkRead]:
     return {read.token: read for read in reads}
 
 
+def test_what_was_read_is_not_copied_and_stays_while_it_is_held(tmp_path: Path) -> None:
+    contents = {str(tmp_path / str(n)): bytes([n]) * MOST_BYTES for n in range(200)}
+    for path, content in contents.items():
+        Path(path).write_bytes(content)
+    bulk = Bulk(MOST_BYTES)
+    bulk.resize(4)
+    held = {}
+    for path in contents:  # what was let go of before is used again
+        bulk.submit([(path, path), ("again", path)])
+        held[path] = memoryview(collected(bulk, 2)[path].data)
+    assert {type(view.obj).__name__ for view in held.values()} == {"Content"}
+    assert {path: bytes(view) for path, view in held.items()} == contents
+    assert all(view.readonly for view in held.values())
+
+
 def test_small_files_come_whole_and_as_stat_has_them(bulk: Bulk, tmp_path: Path) -> None:
     contents = {
         str(tmp_path / f"{n}ä"): bytes([n % 256]) * (1 + n % MOST_BYTES) for n in range(300)
