@@ -59,7 +59,10 @@ def text_of(result: dict) -> str:
     for kind in tables_of(result["benchmark"]).values():
         head, *rows = rows_in(result, kind)
         folded = [[textwrap.fill(name, _NAME_WIDTH), *cells] for name, *cells in rows]
-        texts += [console.table(head, folded)] if rows else []
+        # Words are aligned to the left, as far as the first column with a number.
+        is_number = [any(cell[:1].isdigit() for cell in cells) for cells in zip(*rows, strict=True)]
+        n_left = [*is_number[1:], True].index(True) + 1
+        texts += [console.table(head, folded, n_left=n_left)] if rows else []
     return "\n\n".join(texts)
 
 
