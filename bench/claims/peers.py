@@ -66,6 +66,7 @@ _IDLE_SECONDS = 2.0
 _SERVED = {
     "peers": "from a peer",
     "answers": "a plain socket, an answer for each file",
+    "other answers": "the same, of as many different bytes",
     "stream": "a plain socket, a stream",
 }
 _SECRET = bytes(32)
@@ -224,9 +225,10 @@ def take_served(request: dict) -> dict:
         serve = partial(_serve_files, directory, names, size_bytes)
         fetch = partial(_fetch_files, batches)
     else:
-        n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer
+        n_pieces = at_once if request["kind"] == "stream" else 1  # of an answer
         n_answers, n_ahead = (n * at_once // n_pieces for n in (len(batches), _N_REQUESTS))
-        serve = partial(_serve_bytes, os.urandom(size_bytes * n_pieces))
+        n_different = n_files if request["kind"] == "other answers" else n_pieces
+        serve = partial(_serve_bytes, os.urandom(size_bytes * n_different), size_bytes * n_pieces)
         fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = get_context("fork").Process(target=serve, args=(listener,), daemon=True)
@@ -258,12 +260,15 @@ def _serve_files(
         server.take_turn()
 
 
-def _serve_bytes(data: bytes, listener: socket.socket) -> None:
-    """Answer each byte that comes with these, from memory, as ``iperf``."""
+def _serve_bytes(data: bytes, answer_bytes: int, listener: socket.socket) -> None:
+    """Answer each byte that comes with the next of these, in a circle, as ``iperf`` with one."""
     end, _ = listener.accept()
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    while end.recv(1):
-        end.sendall(data)
+    answers = [data[at : at + answer_bytes] for at in range(0, len(data), answer_bytes)]
+    for answer in itertools.cycle(answers):
+        if not end.recv(1):
+            return
+        end.sendall(answer)
 
 
 def _clocks(server: int) -> np.ndarray:
