@@ -151,15 +151,15 @@ class Pipeline:
                 and submit again what was not taken.
         """
         self._check_open()
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        left_seconds = math.inf if timeout_seconds is None else timeout_seconds
         self._asked_ns = self._asked_ns or time.monotonic_ns()
         self._row.put(Counter.WAITING_SINCE_NS, self._asked_ns)
         try:
             self._send_all(announces_take=True)
             if not self._service.was_ready:
-                self._await_start(deadline)
+                left_seconds = self._await_start(left_seconds)
             while self._take_id not in self._ready:
-                self._receive(deadline)
+                left_seconds = self._receive(left_seconds)
         except WaitTimeoutError:
             raise
         except BaseException:
@@ -180,11 +180,12 @@ class Pipeline:
             context = ExampleError(first, (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
 
-    def _await_start(self, deadline: float | None) -> None:
-        """Wait until the supervisor has the dataset."""
+    def _await_start(self, left_seconds: float) -> float:
+        """Wait until the supervisor has the dataset; return what is left of the time."""
         while not self._service.was_ready:
-            self._receive(deadline)
+            left_seconds = self._receive(left_seconds)
         self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - self._asked_ns)
+        return left_seconds
 
     def _end_wait(self) -> int:
         """Count how long a mini-batch was waited for; return since when."""
@@ -272,21 +273,27 @@ class Pipeline:
             pass
         self._revive()
 
-    def _receive(self, deadline: float | None) -> None:
-        left_seconds = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+    def _receive(self, left_seconds: float) -> float:
+        """Hear a message, or wait for one; return what is left of the time to wait.
+
+        A job that is suspended as a whole does not wait: a look counts no longer than it may take.
+        """
+        begun, patience_seconds = time.monotonic(), min(left_seconds, _LOOK_AFTER_SECONDS)
+        is_lost = False
         try:
-            received = self._service.receive(min(left_seconds, _LOOK_AFTER_SECONDS))
+            received = self._service.receive(patience_seconds)
             if received is not None:
                 self._hear(*received)
-                return
-            self._service.look()
-            if left_seconds <= _LOOK_AFTER_SECONDS:
-                waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
-                raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
-            return
+            else:
+                self._service.look()
+                if left_seconds <= _LOOK_AFTER_SECONDS:
+                    waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
+                    raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
         except ChannelClosedError:
-            pass
-        self._revive()
+            is_lost = True
+        if is_lost:
+            self._revive()
+        return left_seconds - min(time.monotonic() - begun, patience_seconds)
 
     def _ask_what_stalls(self) -> tuple[str, int]:
         """Ask the supervisor what the next mini-batch waits for."""

@@ -310,12 +310,17 @@ class Stager:
     def _staged_meanwhile(
         self, part: Part, claimed: Sequence[Wanted], outdated: Sequence[Extent]
     ) -> dict[Wanted, Extent]:
-        """Return what was staged in other tiers between look and claim: claims do not tell."""
+        """Return what was staged in other tiers between look and claim: claims do not tell.
+
+        Of a file with an outdated copy another one lay there before, where a process was killed
+        that moved it. It has not been compared, and is dropped.
+        """
         if len(self.stores) == 1 or not claimed:
             return {}
         found = self._tiers.look(claimed, part.unseen)
-        copies = {file: found[file.key].extent for file in claimed if file.key in found}
-        return {file: extent for file, extent in copies.items() if extent not in outdated}
+        changed = found.keys() & {extent.key for extent in outdated}
+        self._tiers.drop([found.pop(key).extent for key in changed])
+        return {file: found[file.key].extent for file in claimed if file.key in found}
 
     def _wait(self, part: Part, wait: Wait) -> None:
         """Wait for the files that other processes copy, and claim what they leave; ends a job."""

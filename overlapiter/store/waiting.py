@@ -9,6 +9,8 @@ from .store import Store, Wanted
 
 #: How long the process that copies a file may go without writing a byte.
 _PATIENCE_SECONDS = 5.0
+#: Looks are far less apart than that; one that comes later counts for no more.
+_MOST_OF_LOOK_SECONDS = 1.0
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
 
 
@@ -19,7 +21,8 @@ class Wait:
         self._store = store
         self.owners = owners
         self._progress: dict[int, list[tuple[int, int]] | None] = {}
-        self._deadline = 0.0
+        self._waited_seconds = 0.0  # since the owners have written something
+        self._looked_seconds = 0.0
         self._pause_seconds = _FIRST_POLL_SECONDS
 
     def pause(self) -> float:
@@ -41,9 +44,11 @@ class Wait:
         if None in progress.values():
             store.take_over()
             return True
-        now_seconds = time.monotonic()
+        # A job that is suspended as a whole, owners and all, does not wait.
+        looked_seconds, self._looked_seconds = self._looked_seconds, time.monotonic()
+        self._waited_seconds += min(self._looked_seconds - looked_seconds, _MOST_OF_LOOK_SECONDS)
         if progress != self._progress:
-            self._progress, self._deadline = progress, now_seconds + _PATIENCE_SECONDS
-        if now_seconds >= self._deadline:
+            self._progress, self._waited_seconds = progress, 0.0
+        if self._waited_seconds >= _PATIENCE_SECONDS:
             raise TimeoutError("the owners write nothing")
         return False

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from tests.chainer.scripts import (
+    ENVIRONMENT,
     Program,
     abandoned_memory,
     are_gone,
@@ -129,16 +130,21 @@ def test_readers_that_are_stuck_do_not_delay_the_end(tmp_path: Path) -> None:
         assert program.errors() == ""
 
 
-def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory(tmp_path: Path) -> None:
+def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory_nor_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path))
     before = memory_files()
     with Program(tmp_path, START.format(ending="pass", dataset="Slow")) as program:
         program.wait_for("ready")
         children = program.descendants()
         assert len(children) >= 5
+        assert list(tmp_path.glob("pymp-*"))
 
         program.process.kill()
 
         assert are_gone(children)
+        assert not list(tmp_path.glob("pymp-*"))
         assert complaints(program.errors()) == []
     wait_until(lambda: not abandoned_memory(before))  # other tests make some, and then map it
 

@@ -18,6 +18,7 @@ from tests.chainer.faults import SourceFiles
 from tests.chainer.iterator_datasets import DeclaredCulprit, Pixels, Slow, indices_of
 from tests.chainer.scripts import (
     PROMPT_SECONDS,
+    Program,
     are_gone,
     run_script,
     wait_for_workers,
@@ -139,6 +140,40 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> N
         assert taken == in_order(30, 40)
         assert iterator.stats().workers_replaced == 0
         assert workers() == found
+
+
+def test_a_job_that_is_suspended_with_its_trainer_has_not_waited_meanwhile(tmp_path: Path) -> None:
+    body = """
+    import os, time, warnings
+    import overlapiter
+    from tests.chainer.iterator_datasets import Pixels
+
+    class Waits(Pixels):
+        def get_example(self, i):
+            while i == 4 and not os.path.exists("go"):
+                time.sleep(0.05)
+            return super().get_example(i)
+
+    if __name__ == "__main__":
+        options = {"shuffle": False, "n_processes": 1, "dataset_timeout": 4.0}
+        with overlapiter.OverlapIterator(Waits(8), 4, **options) as it:
+            next(it)
+            warnings.simplefilter("error", it.TimeoutWarning)
+            print("waits", flush=True)
+            assert len(next(it)) == 4
+    """
+    with Program(tmp_path, body) as program:
+        program.wait_for("waits")
+        trainer = psutil.Process(program.process.pid)
+        wait_until(lambda: trainer.status() == psutil.STATUS_SLEEPING)
+        everyone = [trainer, *trainer.children(recursive=True)]
+        for process in everyone:
+            process.suspend()
+        time.sleep(4.5)  # longer than it is to wait
+        (tmp_path / "go").touch()
+        for process in everyone:
+            process.resume()
+        assert program.wait() == 0, program.errors()
 
 
 def test_a_dead_reader_is_missed_though_a_process_of_the_dataset_keeps_its_channel(

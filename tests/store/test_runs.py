@@ -60,6 +60,21 @@ def test_what_a_run_wants_it_wants_for_some_seconds(directory, monkeypatch):
 
 
 @in_a_process
+def test_what_short_runs_have_wanted_does_not_pile_up(directory, monkeypatch):
+    one = made_store(directory, 1)
+    one.total_bytes()
+    for run in range(2, 6):
+        other = made_store(directory, run)
+        other.neighbours.want([run])
+        other.close()
+        later_ns = time.monotonic_ns() + 11 * 10**9
+        monkeypatch.setattr(time, "monotonic_ns", lambda ns=later_ns: ns)
+    statement = "SELECT key FROM wanted"
+    assert one._access.read(lambda cursor: cursor.execute(statement).fetchall()) == [(5,)]
+    one.close()
+
+
+@in_a_process
 def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     one = made_store(directory, 1)
     stage(one, files, files.paths)

@@ -240,6 +240,24 @@ def test_what_could_not_be_dropped_before_it_is_claimed_is_not_taken_for_new(tmp
     later.close()
 
 
+@in_a_process
+def test_of_a_changed_file_no_copy_is_used_that_a_kill_amid_a_move_has_left_in_another_tier(
+    tmp_path, monkeypatch
+):
+    contents = contents_of(2)
+    first = Setting(tmp_path, contents, None, None)
+    assert first.outcomes(*first.paths) == [COPIED] * 2
+    monkeypatch.setattr(first.stores[0], "evict", lambda _keys, **_options: {})
+    first.stager.evict(first.wanted(first.paths), 0, None)
+    assert [len(store.look(first.wanted(first.paths))) for store in first.stores] == [2, 2]
+    first.close()
+    later = Setting(tmp_path, dict.fromkeys(contents, b"new"), None, None, run=2)
+    later.origin.mtimes_ns = dict.fromkeys(contents, OLD_NS + 1)
+    assert later.outcomes(*later.paths) == [COPIED] * 2
+    assert later.n_blocks(1) == 0
+    later.close()
+
+
 @pytest.mark.parametrize("tier", [0, 1])
 @in_a_process
 def test_what_another_process_has_rise_is_waited_for_and_found_where_it_is_then(

@@ -103,6 +103,25 @@ def test_a_stopped_process_is_waited_for_once_and_its_files_are_read_from_the_so
     copying.step()
 
 
+def test_a_process_that_is_suspended_with_the_one_that_copies_has_not_waited_meanwhile(
+    act, copying, tmp_path
+):
+    waiter = waiting(act, tmp_path, patience_seconds=3.0)
+    waiter.begin()
+    while not staged.query(tmp_path / "tier-0", "SELECT 1 FROM run WHERE id=2"):
+        time.sleep(0.001)
+    time.sleep(0.2)  # it has looked at what the other one has written
+    for actor in (copying, waiter):
+        actor.signal(signal.SIGSTOP)
+    time.sleep(3.2)
+    for actor in (waiter, copying):
+        actor.signal(signal.SIGCONT)
+    time.sleep(0.2)
+    assert copying.step() == [COPIED] * N_FILES
+    outcomes, _, said = waiter.answer()
+    assert (outcomes, said) == ([FOUND] * N_FILES, [])
+
+
 def test_a_process_that_writes_is_waited_for_however_long_it_takes(act, tmp_path):
     def copy():
         setting = Setting(tmp_path, contents_of(1, 3 << 20))  # in pieces

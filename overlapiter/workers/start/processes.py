@@ -24,6 +24,8 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEEP_FREE_BYTES = 64 << 20
 
+#: A look that comes so long after the last one comes after a pause.
+_LATE_SECONDS = 1.5
 _STDERR_FD = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -78,15 +80,22 @@ def is_running(pid: int) -> bool:
 
 
 class Stops:
-    """Tells what is stopped at two looks in a row; a process that a debugger holds is not."""
+    """Tells what is stopped at two looks in a row; a process that a debugger holds is not.
+
+    After a pause it takes one look more: a job that is suspended as a whole stops and goes on one
+    process after the other.
+    """
 
     def __init__(self) -> None:
-        self._was_stopped = False
+        self._n_stopped = 0  # looks in a row
+        self._looked_seconds = 0.0
 
     def is_still_stopped(self, pid: int) -> bool:
-        """Look at a process; return whether it is stopped, as it was at the last look."""
-        was_stopped, self._was_stopped = self._was_stopped, _state_of(pid) == "T"
-        return was_stopped and self._was_stopped
+        """Look at a process, once a second; return whether it was stopped all the time."""
+        before_seconds, self._looked_seconds = self._looked_seconds, time.monotonic()
+        self._n_stopped = self._n_stopped + 1 if _state_of(pid) == "T" else 0
+        is_late = self._looked_seconds > before_seconds + _LATE_SECONDS
+        return self._n_stopped > (2 if is_late else 1)
 
 
 def _state_of(pid: int) -> str:
