@@ -9,10 +9,7 @@ those that are published have names of their own::
     python -m bench model-times             # model: what the planner forecasts
 
 What is measured: bench/results/README.md; of ``node`` docs/chainermn.md, of ``model``
-docs/clairvoyant.md. Reads of the first epoch have to miss, so counted are
-the later ones. The model is told what the store gives, what the staging directory holds, and what
-one more run, the calibration, has measured: how fast the loader is while it waits for no data, and
-how long its processes take to start. It is told nothing of the runs.
+docs/clairvoyant.md. Reads of the first epoch have to miss, so the later ones count.
 """
 
 from __future__ import annotations

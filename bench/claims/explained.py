@@ -2,12 +2,9 @@
 
 Seven trainings with one bottleneck each run on an emulated store: readers and trainer take a time
 that is set, so that it is known what is in the way. Each runs, is explained, and runs again with
-the change that the paragraph names; of that run the first fifth does not count. Beside it: what
-statistics in each iteration and a trace cost a training whose readers keep all cores busy, so that
-its throughput is one over the CPU time of an example. Three of them, one of which is not watched,
-take mini-batches in turns in one process: so what else the machine does meets all three::
-
-    python -m bench explained
+the change that the paragraph names; of that run the first fifth does not count. Beside it, what
+statistics in each iteration and a trace cost a training whose readers keep all cores busy: three
+of them, one of which is not watched, take mini-batches in turns in one process.
 """
 
 from __future__ import annotations
@@ -128,11 +125,7 @@ class Options(CommonOptions):
 
 
 def explain(request: dict) -> dict:
-    """Run a training, explain it, change it, and run it again.
-
-    Returns:
-        ``cause``, ``text``, ``before``, ``expected`` and ``after``, in examples per second.
-    """
+    """Run a training, explain it, change it, and run it again; return rates in examples/s."""
     job, scratch = JOBS[request["name"]], request["scratch"]
     with _prepared(job, scratch) as open_iterator, open_iterator() as iterator:
         job.train(iterator, 1)  # the start counts for none of the rates
@@ -183,11 +176,7 @@ _WAYS = ("nothing", "stats", "trace")
 
 
 def watch(request: dict) -> dict:
-    """Run three trainings side by side, one of them not watched.
-
-    Returns:
-        For each way of watching the microseconds of CPU of all its processes for an example.
-    """
+    """Run three trainings side by side; return the microseconds of CPU for an example of each."""
     scratch, spent_ns = request["scratch"], dict.fromkeys(_WAYS, 0)
     with _prepared(_WATCHED, scratch) as open_iterator, contextlib.ExitStack() as stack:
         traces = {"trace": scratch / "trace.json"}

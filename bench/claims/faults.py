@@ -2,13 +2,8 @@
 
 A trainer takes mini-batches from ``OverlapIterator``, whose staging directory holds a part of the
 data, and hits one of its own workers with SIGKILL, SIGSEGV or SIGSTOP, in a random order. All bytes
-of all mini-batches are compared with those of an undisturbed run::
-
-    python -m bench faults
-
-``notice`` is the time from the signal until a new process stood in the victim's place; ``lost`` is
-the longest call of ``next()`` from then until three mini-batches after that, beyond what a call
-takes undisturbed. Then programs end, and it is measured how long their children live on.
+of all mini-batches are compared with those of an undisturbed run. Then programs end, and it is
+measured how long their children live on. bench/results/README.md says what the numbers are.
 """
 
 from __future__ import annotations

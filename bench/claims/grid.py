@@ -2,9 +2,7 @@
 
 Both train the example of ``examples/digits`` in one process, each trial for as many epochs, from
 the same initial weights; the search by Optuna's proposals, the grid with 8 learning rates and 5
-sizes of the mini-batch::
-
-    python -m bench grid
+sizes of the mini-batch.
 """
 
 from __future__ import annotations

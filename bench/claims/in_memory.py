@@ -1,18 +1,10 @@
 """The cost of the loader itself: examples that are in memory already and need no decoding.
 
 Reported are milliseconds per mini-batch, and of CPU of the trainer process, flat out and beside a
-training step::
-
-    python -m bench in-memory
-    python -m bench gpu
-
-Without a GPU the trainer sleeps in the step, whose time is left out. Code that runs after a pause
-finds cold caches and costs several times as much CPU; how much, shows the ``control``: a piece of
-Python code that is always the same.
-
-The second one is ``--device gpu`` with other sizes: mini-batches on their way to a GPU, page-locked
-slots beside a copy by the trainer. The step is one of the GPU, of which the copy to it is a part.
-Which frameworks are compared depends on what is installed: PyTorch, Chainer with CuPy, or both.
+training step: bench/results/README.md. ``python -m bench gpu`` is ``--device gpu`` with other
+sizes: mini-batches on their way to a GPU, page-locked slots beside a copy by the trainer. The step
+is one of the GPU, of which the copy to it is a part. Compared is what is installed: PyTorch,
+Chainer with CuPy, or both.
 """
 
 from __future__ import annotations
@@ -86,9 +78,8 @@ class Held:
 def timed(batches: Iterator, n_batches: int, step: Callable, synchronize: Callable = bool) -> dict:
     """Take mini-batches, of which the first ones only warm up, and do a step with each.
 
-    Returns:
-        Milliseconds for one until ``synchronize`` has returned, and of CPU of this process, and
-        ``step_ms``, the list of all.
+    Returned are milliseconds for one until ``synchronize`` has returned, and of CPU of this
+    process, and ``step_ms``, the list of all.
     """
     ends: list[float] = []
     for position in range(_WARM_UP_BATCHES + n_batches):

@@ -1,12 +1,7 @@
 """``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
 
 PyTorch's reads the slow store with 2 to 64 workers, and the local disk with 2; ours has 2 workers,
-with nothing staged before and with everything, or on a machine of more cores also more::
-
-    python -m bench pytorch
-    python -m bench pytorch --mount fuse
-    python -m bench pytorch-16-cores
-
+with nothing staged before and with everything, or on a machine of more cores also more.
 ``import torch`` is done before the clock starts. Our workers are not forked from the trainer; they
 import it, too, while the clock runs, if the data set does: that is a line of its own.
 

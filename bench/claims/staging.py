@@ -1,19 +1,12 @@
 """What staging takes: reads in flight, and CPU, for files that are read but not decoded.
 
-There are three experiments, by ``--part``; those that are published have names of their own::
+There are three experiments, by ``--part``; those that are published have names of their own, and
+bench/results/README.md says what they measure::
 
     python -m bench reads-in-flight                  # reads
     python -m bench evicting                         # evicting
     python -m bench evicting --local /mnt/xfs        # the same on another disk
     python -m bench large-files                      # sizes
-
-* ``reads``: files per second in the second half of a run, for reads in flight that tune themselves
-  and for fixed numbers of them; how many were allowed then; the seconds until 90 % of that rate was
-  reached; and the CPU time that staging one file takes.
-* ``evicting``: microseconds of CPU for a file, in the pipeline; and by driving the store, at once
-  (``dirty``) and after the disk has written them (``written``): a hole then costs a fraction.
-* ``sizes``: bytes for a second of CPU, of the prefetchers with their start, or of ``cp -r``. The
-  files lie in the page cache. What the disk does later, on behalf of either, does not count.
 """
 
 from __future__ import annotations
@@ -147,9 +140,8 @@ def copy(spec: RunSpec) -> dict:
 def drive(request: dict) -> dict:
     """Stage files through the store in this process and evict them.
 
-    Returns:
-        ``stage_us`` and ``evict_us``, of the CPU of this process for a file, and ``charged_bytes``
-        that are left in the end, of its reservation.
+    Returned are ``stage_us`` and ``evict_us``, of the CPU of this process for a file, and
+    ``charged_bytes`` that are left in the end, of its reservation.
     """
     from bench.harness.store_access import stage_bytes, store_in
 

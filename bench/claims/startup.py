@@ -2,9 +2,7 @@
 
 Measured are the seconds from the constructor to the first mini-batch, and after some hundred
 mini-batches the private memory of every process (the pages that no other process shares), for 2 to
-16 file readers, and for a short and a long list of files, which is the short one repeated::
-
-    python -m bench startup
+16 file readers, and for a short and a long list of files, which is the short one repeated.
 """
 
 from __future__ import annotations

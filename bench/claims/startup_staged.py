@@ -1,12 +1,9 @@
 """How long a start takes when many files are staged, in whatever state they were left.
 
 The index of a staging directory is filled with a row for each file. Then an iterator over as many
-files starts and takes some mini-batches, none of which is staged::
-
-    python -m bench startup-staged
-
-The directory was left ``closed``; ``killed`` between changing a sixth of all rows, not yet written
-back, and copying some files; or before ``another boot`` of the node, so that it is checked.
+files starts and takes some mini-batches, none of which is staged. The directory was left
+``closed``; ``killed`` between changing a sixth of all rows, not yet written back, and copying some
+files; or before ``another boot`` of the node, so that it is checked.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ def names_of(n_files: int) -> list[str]:
 def leave(request: dict) -> dict:
     """Leave the staging directory in a state, without what the last run has staged.
 
-    With ``filled``, rows are added to an index that is empty. With ``killed``, this process does
-    not return.
+    ``filled`` adds rows to an index that is empty, ``killed`` does not return.
     """
     from bench.harness.store_access import stage_bytes, store_in, wanted_of
     from overlapiter.store.generation import generation_of, index_path

@@ -1,15 +1,13 @@
 """The 1,000-mini-batch benchmark: every loader builds the same mini-batches from a slow store.
 
 1,000 mini-batches of 32 images of 256x256 pixels are 32,000 different files, so no read is served
-by an earlier one. Without a slow store at hand one is emulated for all loaders alike::
+by an earlier one. Fewer are built where a rate is low or steady: the table says how many. Without
+a slow store at hand one is emulated for all loaders alike::
 
     python -m bench                             # a first look: fewer mini-batches, a minute
     python -m bench thousand --whole            # one point of the experiment, some 6 minutes
     python -m bench thousand --whole --sweep    # over 1 to 16 processes, an hour or so
     python -m bench --source /lustre/imagenet --pairs /lustre/imagenet/pairs.txt
-
-A rate needs fewer mini-batches than 1,000 where it is low or steady: how many each loader built
-stands in the table.
 """
 
 from __future__ import annotations
@@ -119,9 +117,8 @@ _RATE_WORDS = "images per second (median, minimum and maximum)"
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw every figure for which ``result`` has data.
 
-    ``-prefetchers``: the four parts of a file reader's time over the prefetchers; ``-readers``: the
-    same over the file readers; ``-loaders``: images per second of the loaders over the file
-    readers, or a bar for each.
+    Of a sweep the four parts of a file reader's time over the ``-prefetchers`` and the
+    ``-readers``, and the rates of the ``-loaders`` over the readers; else of these a bar for each.
     """
     points, options = result["points"], result["options"]
     figures = {"loaders": partial(_draw_bars, points)}

@@ -56,11 +56,8 @@ def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: 
 def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
     """Draw the ``marks`` of a claim, if there are some, with one legend below; return the file.
 
-    They are tuples of the title of a panel, the label of a series, a place, and the values there of
-    all runs.
-
-    Medians, minima and maxima are lines where the places are numbers, and bars in groups where they
-    are words.
+    A mark is the title of a panel, the label of a series, a place, and the values there of all
+    runs. Their medians, minima and maxima are lines where places are numbers, else bars.
     """
     panels: dict[str, Series] = {}
     for title, label, place, values in claim.marks(result):

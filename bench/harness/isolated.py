@@ -29,15 +29,10 @@ class RunFailedError(Exception):
 
 
 class Program:
-    """A process that is to call a function with a request.
+    """A process that is to call a function, at the top of a module, with a request.
 
-    Args:
-        function: At the top of a module; takes the request, returns a dict, or None for no answer.
-        request: What it takes.
-        folder: For the files of request and answer.
-
-    Attributes:
-        command: What starts it, in the folder of the checkout.
+    The function returns a dict, or None for no answer. Request and answer are files in the folder;
+    ``command`` starts the process, in the folder of the checkout.
     """
 
     def __init__(self, function: Callable, request: object, folder: str | os.PathLike[str]) -> None:
@@ -49,11 +44,7 @@ class Program:
         self.command = [*module, str(asked), str(self._answer)]
 
     def answer(self, status: int) -> dict:
-        """Return what the function returned, once its process has ended with this status.
-
-        Raises:
-            RunFailedError: It did not end well.
-        """
+        """Return what the function returned, once its process has ended well, with this status."""
         if status != 0 or not self._answer.exists():
             raise RunFailedError(f"{self.name} ended with {status}: {shlex.join(self.command)}")
         return json.loads(self._answer.read_text())
@@ -67,11 +58,11 @@ def call(
     most_seconds: float | None = None,
     **environment: str,
 ) -> dict:
-    """Call a function in a fresh process and return its answer; blocks until then.
+    """Call a function in a fresh process and return its answer, see :class:`Program`.
 
-    The launcher makes the command that starts a program, of several ranks for example; see
-    :class:`Program` for the others. The environment is what is added to that of this process. A
-    RunFailedError says that it did not end well, or took more than ``most_seconds``.
+    The launcher makes the command that starts a program, of several ranks for example. The
+    environment is what is added to that of this process. A RunFailedError says that it did not end
+    well, or took more than ``most_seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         program = Program(function, request, folder)
@@ -94,10 +85,7 @@ def call(
 def launch(
     program: list[str], n_ranks: int, n_nodes: int = 1, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command of a job, in which each node is a group of ranks with a name.
-
-    It is Open MPI's mpiexec that starts it, with these options besides.
-    """
+    """Return the command of Open MPI's mpiexec; each node is a group of ranks with a name."""
     beside = Path(sys.executable).with_name("mpiexec")
     as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
     # Unbound: the workers of a rank would be confined to its one core.

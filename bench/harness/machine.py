@@ -33,6 +33,11 @@ def machine_facts() -> dict[str, object]:
     }
 
 
+def machine_words(result: dict) -> str:
+    """Return cores and processor of the machine of a result, in words."""
+    return f"{result['machine']['cores']} cores, {result['machine']['processor']}"
+
+
 def is_installed(module: str) -> bool:
     """Return whether a module can be imported."""
     try:

@@ -41,10 +41,7 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
 def call_in_turns(
     points: Sequence[dict], n_repeats: int, function: Callable[[dict], dict], **common: object
 ) -> None:
-    """Call a function in turns with what each point says, each time in a process of its own.
-
-    It takes a point, and ``common``; see :class:`bench.harness.isolated.Program`.
-    """
+    """Call a function in turns with a point and ``common``, each time in a process of its own."""
     take_turns(
         points, n_repeats, lambda point: isolated.call(function, {**common, **point, "runs": None})
     )

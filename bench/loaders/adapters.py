@@ -189,10 +189,7 @@ def _collated(batches: Iterable, end: Callable = lambda: None, **told: Callable)
 
 
 def open_dali(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
-    """Make a pipeline of DALI's, whose threads decode, one for each core.
-
-    Its own worker processes read the files, or else one thread, its own reader of files.
-    """
+    """Make a pipeline of DALI's, whose threads decode; workers of its own, or one thread, read."""
     from nvidia.dali import fn, types
     from nvidia.dali.pipeline import Pipeline
 

@@ -59,10 +59,7 @@ def images_of(pairs: list[tuple[str, int]], root: str) -> Any:
 
 
 def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -> None:
-    """Copy files before training, as users do by hand, ``n_streams`` at a time.
-
-    Blocks until all are there. The paths are relative to both directories; folders are made.
-    """
+    """Copy files before training, as users do by hand, ``n_streams`` at a time; makes folders."""
     from concurrent.futures import ThreadPoolExecutor  # the workers import this module, too
 
     paths = list(paths)
@@ -115,9 +112,9 @@ def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
 
 
 def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> list[str]:
-    """Make files of one size and, beside their folder, the list of pairs; return their paths.
+    """Make files of one size, some of them links to others; return their paths below the root.
 
-    So many are different; the others are links to these. The list is ``root`` with ``.txt``.
+    The list of pairs is ``root`` with ``.txt``.
     """
     names = [f"{number // 1000}/{number}.bin" for number in range(n_files)]
     for number, path in enumerate(map(root.joinpath, names)):
@@ -134,11 +131,7 @@ def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> li
 
 
 def fingerprint(batch: Sequence[Example]) -> int:
-    """Return a checksum of the labels and of a few values of every example.
-
-    It costs some 0.1 ms per mini-batch, the same for each loader, and is taken between two calls
-    of ``next()``.
-    """
+    """Return a checksum of the labels and of a few values of every example; takes 0.1 ms."""
     return checksum([(values.reshape(-1)[::4001], label) for values, label in batch])
 
 

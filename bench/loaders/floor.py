@@ -1,11 +1,4 @@
-"""The floor and the ceiling: what no loader can beat on this machine.
-
-The floor: as many processes as there are cores call the same ``dataset[i]`` on local files and put
-each image into its row of one array per process. There is no queue, no order and no trainer.
-
-The ceiling: the same while 64 threads of one more process read every file once from the slow store
-and forget it. It ends when both have ended, since a loader has to do both, too.
-"""
+"""The floor and the ceiling, what no loader can beat: see bench/results/README.md, the pipeline."""
 
 from __future__ import annotations
 
@@ -102,10 +95,7 @@ def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
 
 
 def bare_reader(store: Store) -> ProcessPoolExecutor:
-    """Return one more process, a fork of this one that is there already, for :func:`read_all`.
-
-    Where the store to read from is emulated, it is installed there.
-    """
+    """Return one more process, forked already, for :func:`read_all`, in which the store is slow."""
     install = store.install if isinstance(store, SlowStore) else None
     process = ProcessPoolExecutor(1, get_context("fork"), install)
     process.submit(os.getpid).result()  # forks now, before anything is timed

@@ -21,10 +21,9 @@ _CHIEF = (
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
-    """Return how many times as fast as ``loader`` a point is.
+    """Return how many times as fast as ``loader`` a point is, the median over the repeats.
 
-    It is compared with the one that had the same number of readers, if there is one, repeat by
-    repeat, and the median is returned.
+    It is compared with the one that had the same number of readers, if there is one.
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
@@ -65,9 +64,8 @@ def faults(result: dict) -> list[str]:
 def verified(points: list[dict]) -> dict[str, object]:
     """Compare the mini-batches of every run with those of the floor, or of the runs before it.
 
-    The fingerprints are removed from the points: they have served, and are most of the file.
-    Returned are the number of mini-batches that were compared, and the positions of others in each
-    run; and the same in words if all are alike.
+    Returned are how many were compared, and the positions of others in each run; and the same in
+    words if all are alike. The fingerprints, most of the file, are removed from the points.
     """
     expected: list[int] = []
     compared, different = 0, {}

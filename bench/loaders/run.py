@@ -110,14 +110,9 @@ def drive(
 ) -> dict:
     """Time one loader from its constructor to the last mini-batch.
 
-    Args:
-        spec: What to do.
-        open_loader: Makes the loader.
-        store: The slow store, for what has crossed it.
-        beside: Begins to read a part of the data set in each epoch after the first, which ends when
-            that is done, too.
-        train: Takes the loader and each mini-batch, and returns the loss.
-        at_end: Called before the loader is closed; what it returns is a part of the result.
+    In each epoch after the first ``beside`` begins to read a part of the data set, and the epoch
+    ends when that is done, too; ``train`` takes the loader and each mini-batch, and returns the
+    loss; ``at_end`` is called before the loader is closed, and what it returns is in the result.
     """
     taken, fingerprints, reads, losses = [], [], [], []
     reading: Future | None = None

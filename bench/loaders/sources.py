@@ -70,10 +70,7 @@ class EpochOptions(MountOptions):
 def prepare(
     options: MountOptions, scratch: Path, n_examples: int
 ) -> tuple[RunSpec, dict[str, str]]:
-    """Make the images or find them; blocks until they are all there.
-
-    Returned are what all runs have in common, and what a result says of ``data`` and ``store``.
-    """
+    """Make the images or find them; return what all runs have in common, and facts of a result."""
     local, data = "", f"{n_examples} files of the user's own"
     if options.pairs:
         pairs, place = options.pairs.resolve(), options.source or options.root
@@ -168,9 +165,8 @@ def run_points(
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
     A point asks as :func:`spec_of` says, and what is usual is the same for all that say nothing
-    else. What they delivered in a fixed order is compared. If runs may take at most some seconds,
-    the points of those that fail or take longer are removed and named under ``failed``; else one
-    failure ends the benchmark.
+    else. If runs may take at most some seconds, the points of those that fail or take longer are
+    removed and named under ``failed``; else one failure ends the benchmark.
     """
     base, facts = prepare(options, scratch, n_examples)
     specs = {}

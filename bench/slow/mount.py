@@ -45,11 +45,8 @@ class SlowMount(contextlib.AbstractContextManager):
             ...  # read below mount.root
             print(mount.counts())
 
-    Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
-    A file that is opened again is read again from the mount. A look-up of a name and a ``stat``
-    wait ``stat_seconds`` where the kernel does not know the answer, which it does for a minute.
-    Its server is a child of this process, named ``slowfs``, and ends with it. The source is not to
-    be changed meanwhile, and the root, where it is mounted, an empty directory.
+    ``slowfs.c`` says what waits. Its server is a child of this process and ends with it. The source
+    is not to be changed meanwhile, and the root, where it is mounted, an empty directory.
     """
 
     def __init__(

@@ -43,9 +43,8 @@ class OpenRecord(NamedTuple):
 class _SlowOpen:
     """What stands in ``builtins.open`` while a store is installed.
 
-    An instance rather than a function, so that it does not become a method where a class keeps
-    ``open`` as an attribute, just as the built-in does not. A redirection to staged copies is
-    installed above it, and opens these without it.
+    An instance, which does not become a method where a class keeps ``open`` as an attribute. A
+    redirection to staged copies is installed above it, and opens these without it.
     """
 
     def __init__(self, store: SlowStore, below: Callable[..., IO]) -> None:
@@ -85,23 +84,15 @@ class SlowStore(contextlib.AbstractContextManager):
 
     The waits overlap, between threads as well as between processes. All that use the same store, or
     a pickled copy of it, share the bandwidth, first come, first served. Both are paid by one sleep
-    inside ``open``, for the whole file, and an ordinary file object comes back. ``os.open``,
-    ``os.stat`` and directory listings are not delayed, nor are C libraries that open files.
+    inside ``open``, for the whole file. ``os.open``, ``os.stat`` and directory listings are not
+    delayed, nor are C libraries that open files.
 
-    Each successful open is a record in a log that all processes share. It lies within one memory
-    page and is written by one system call, so the log is exact, whenever processes are killed. The
-    log is memory without a name: it is gone when the last process that uses it is. The process that
-    made the store has to live when a pickled copy is unpickled; after :meth:`close`, or once the
-    store is garbage-collected, it goes on working in the other processes.
-
-    Args:
-        root: The directory that is slow; it need not exist yet.
-        open_seconds: How long each open waits; 0 for no latency.
-        bytes_per_second: The bandwidth that all processes share; ``math.inf`` for no limit.
-        log: That of another process; None for a new one.
-
-    Raises:
-        FileNotFoundError: The process that made the log has closed it.
+    Each successful open is a record in a log that all processes share, which is memory without a
+    name. A record lies within one page and is written by one system call, so the log is exact,
+    whenever processes are killed. The process that made the store has to live when a pickled copy
+    is unpickled, or a FileNotFoundError is raised; after :meth:`close`, or once the store is
+    garbage-collected, it goes on working in the other processes. ``math.inf`` is no limit of the
+    bandwidth; ``log`` is that of another process.
     """
 
     def __init__(
@@ -139,10 +130,9 @@ class SlowStore(contextlib.AbstractContextManager):
     # -- being slow ---------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Replace ``builtins.open`` and ``io.open`` in this process.
+        """Replace ``builtins.open`` and ``io.open`` in this process, and those forked from it.
 
-        Idempotent. Another replacement may be installed later on top of this one. Processes forked
-        afterwards have it too. Call it from one thread.
+        Idempotent, for one thread. Another replacement may be installed later on top of this one.
         """
         if self._opener is None:
             self._opener = _SlowOpen(self, builtins.open)
@@ -152,8 +142,7 @@ class SlowStore(contextlib.AbstractContextManager):
     def uninstall(self) -> None:
         """Make opens in this process fast again. Idempotent.
 
-        If something was installed on top meanwhile, it stays, and the opener below it becomes a
-        plain passage.
+        What was installed on top meanwhile stays, and the opener below it only passes on.
         """
         if self._opener is None:
             return
