@@ -125,3 +125,9 @@ NOT_MEASURED: dict[str, object] = {
     "store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {},
     "waits_seconds": [], "epochs": [], "reads_in_flight": [],
 }  # fmt: skip
+
+
+def rates(start: float, first: float, end: float, n_images: int) -> dict[str, float]:
+    """Return what every run reports, by when its first and its last mini-batch were there."""
+    found = {"wall_seconds": end - start, "first_batch_seconds": first - start}
+    return {**found, "n_images": n_images, "images_per_second": n_images / (end - start)}
