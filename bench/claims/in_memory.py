@@ -106,8 +106,7 @@ def take(request: dict) -> dict:
     dataset = Held(request["examples"], request["side"], n_examples)
     if request["device"] == "gpu":
         step, count_wrong = _step_of_gpu(request)
-        batches = batches_of(request, dataset)
-        found = timed(batches, n_batches, step, count_wrong)  # which waits for the GPU
+        found = timed(batches_of(request, dataset), n_batches, step, count_wrong)  # waits for it
         return {**found, "is_same": count_wrong() == 0}
     batches, seconds = batches_of(request, dataset), request["compute_ms"] / 1e3
     found = timed(batches, n_batches, lambda _batch: seconds and time.sleep(seconds))
@@ -132,13 +131,11 @@ def _of_torch(request: dict, dataset: Held) -> Iterator[tuple]:
     import overlapiter.torch
 
     kind = overlapiter.torch if request["loader"].startswith("overlap") else torch.utils.data
-    is_pinned = not request["loader"].endswith("unlocked")
-    loader = kind.DataLoader(
-        dataset, request["batch_size"], num_workers=request["readers"], pin_memory=is_pinned
-    )
+    options = {"num_workers": request["readers"]}
+    options["pin_memory"] = not request["loader"].endswith("unlocked")
     device = "cuda" if request["device"] == "gpu" else "cpu"
-    for images, labels in loader:
-        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    for arrays in kind.DataLoader(dataset, request["batch_size"], **options):
+        yield tuple(array.to(device, non_blocking=True) for array in arrays)
 
 
 def _of_chainer(request: dict, dataset: Held) -> Iterator[tuple]:
@@ -150,9 +147,8 @@ def _of_chainer(request: dict, dataset: Held) -> Iterator[tuple]:
     kind, convert = chainer.iterators.MultiprocessIterator, chainer.dataset.concat_examples
     if request["loader"] == "overlap":
         kind, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
-    device = None
-    if request["device"] == "gpu":
-        device = chainer.get_device("@cupy:0")
+    device = chainer.get_device("@cupy:0") if request["device"] == "gpu" else None
+    if device:
         device.use()
     options = {"n_processes": request["readers"], "repeat": False, "shuffle": False}
     with kind(dataset, request["batch_size"], **options) as iterator:
@@ -181,29 +177,26 @@ def _step_of_gpu(request: dict) -> tuple[Callable, Callable[[], int]]:
 
 def _products(factor: Any, step_ms: float) -> int:
     """Return how many products of matrices take this long on the GPU."""
-
-    def seconds(n_products: int) -> float:
+    for n_products in (5, 20):  # the first ones warm up
         start = time.perf_counter()
         for _ in range(n_products):
             product = factor @ factor
-        float(product[0, 0])
-        return time.perf_counter() - start
-
-    seconds(5)
-    return round(step_ms / 1e3 / (seconds(20) / 20)) if step_ms else 0
+        float(product[0, 0])  # waits for them
+        seconds = time.perf_counter() - start
+    return round(step_ms / 1e3 / (seconds / n_products))
 
 
 def frameworks(_request: dict) -> dict:
     """Return the libraries that see a GPU here, of PyTorch and CuPy, and what the GPU is called."""
-    known, found, gpu = {"torch": ["torch"], "cupy": ["cupy", "chainer"]}, [], ""
-    for name in [name for name, needed in known.items() if all(map(is_installed, needed))]:
-        cuda = importlib.import_module(name).cuda
+    names = {}
+    if is_installed("torch"):
+        cuda = importlib.import_module("torch").cuda
+        names |= {"torch": cuda.get_device_name(0)} if cuda.is_available() else {}
+    if is_installed("cupy") and is_installed("chainer"):
+        cuda = importlib.import_module("cupy").cuda
         if cuda.is_available():
-            found.append(name)
-            if name == "torch":
-                gpu = cuda.get_device_name(0)
-            gpu = gpu or cuda.runtime.getDeviceProperties(0)["name"].decode()
-    return {"found": found, "gpu": gpu}
+            names["cupy"] = cuda.runtime.getDeviceProperties(0)["name"].decode()
+    return {"found": [*names], "gpu": next(iter(names.values()), "")}
 
 
 def measure(options: Options, _scratch: Path) -> dict:
@@ -233,14 +226,13 @@ TARGETS: list[Wanted] = [
     for half in _HALVES
     for words, key in (("times as fast as", "batch_ms"), ("trainer's CPU beside", "trainer_cpu_ms"))
 ]
-TABLES = {
-    "in-memory": {
-        "": lambda point: MEANINGS[point["loader"]],
-        "step, ms": "{compute_ms:g}",
-        "ms of a mini-batch": "{batch_ms:.2f}",
-        "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
-        "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
-    }
+_COLUMNS = {
+    "": lambda point: MEANINGS[point["loader"]],
+    "step, ms": "{compute_ms:g}",
+    "ms of a mini-batch": "{batch_ms:.2f}",
+    "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
+    "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
 }
+TABLES = {"in-memory": _COLUMNS}
 NEEDS = ()  # what the loaders need
 faults = wrong_arrays

@@ -52,7 +52,9 @@ class Options(MountOptions):
 
     def check(self) -> None:
         usual = _WHOLE if self.whole else _FIRST_LOOK
-        self.loaders = self.loaders or _usual_loaders()
+        if not self.loaders and not is_installed("chainer"):
+            require("torch")
+        self.loaders = self.loaders or (_LOADERS if is_installed("chainer") else _WITHOUT_CHAINER)
         vars(self).update({k: n for k, n in usual.items() if getattr(self, k) is None})
         self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
@@ -61,13 +63,6 @@ class Options(MountOptions):
         if self.sweep and "overlap" not in self.loaders:
             raise OptionsError("--sweep varies overlap, which needs Chainer: give it to --loaders")
         super().check()
-
-
-def _usual_loaders() -> list[str]:
-    if is_installed("chainer"):
-        return _LOADERS
-    require("torch")
-    return _WITHOUT_CHAINER
 
 
 def points_of(options: Options) -> list[dict]:
@@ -121,13 +116,11 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     ``-readers``, and the rates of the ``-loaders`` over the readers; else of these a bar for each.
     """
     points, options = result["points"], result["options"]
-    figures = {"loaders": partial(_draw_bars, points)}
+    figures = {"loaders": _draw_bars}
     if options["sweep"]:
-        figures = {
-            "prefetchers": partial(_draw_parts, points, "n_prefetchers", "n_readers"),
-            "readers": partial(_draw_parts, points, "n_readers", "n_prefetchers"),
-            "loaders": partial(_draw_lines, points),
-        }
+        of_prefetchers = partial(_draw_parts, varies="n_prefetchers", fixed="n_readers")
+        of_readers = partial(_draw_parts, varies="n_readers", fixed="n_prefetchers")
+        figures = {"prefetchers": of_prefetchers, "readers": of_readers, "loaders": _draw_lines}
     cache = "warm" if "source" in options else "cold"  # a place of the user's is not published
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
@@ -136,11 +129,11 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     paths = {stem.with_name(f"{stem.name}-{name}.png"): draw for name, draw in figures.items()}
     for path, draw in paths.items():
         with drawn(path, result, *lines, space_inches=0.5) as axes:
-            draw(axes)
+            draw(points, axes)
     return [*paths]
 
 
-def _draw_parts(points: list[dict], varies: str, fixed: str, axes: Axes) -> None:
+def _draw_parts(points: list[dict], axes: Axes, varies: str, fixed: str) -> None:
     """Draw stacked bars: the mean seconds per file reader, over a number of processes."""
     points = _of(points, "overlap", **{fixed: _SWEEP[fixed]})
     counts, bottom = [str(point[varies]) for point in points], np.zeros(len(points))
