@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
+from bench.harness import isolated
 from bench.harness.isolated import CHECKOUT, launch
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
-from bench.harness.turns import take_turns
 
 EXAMPLE = CHECKOUT / "examples/digits"
 DATA = "1,797 handwritten digits of scikit-learn"
@@ -61,7 +61,7 @@ def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
 
 def measure(options: Options, scratch: Path) -> dict:
     data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
-    take_turns(points, options.repeats, lambda point: train_once(point, data, options))
+    isolated.take_turns(points, options.repeats, lambda point: train_once(point, data, options))
     return {"points": points, "data": DATA}
 
 

@@ -31,9 +31,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
-from bench.harness.turns import take_turns
 from bench.loaders.files import read_files
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, prepare
@@ -149,7 +149,7 @@ def measure(options: Options, scratch: Path) -> dict | None:
         ranks, opens = run_ranks(spec, training_step, asked, *size, n_threads=n_threads)
         return {"ranks": ranks, "reads": reads_by_node(ranks, opens)}
 
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {**facts, "points": points} if rank == 0 else None
 
 

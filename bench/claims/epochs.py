@@ -24,9 +24,9 @@ from textwrap import fill
 import numpy as np
 
 from bench.claims.peers import run_epochs
+from bench.harness import isolated
 from bench.harness.options import option
 from bench.harness.tables import Columns, Rows, Wanted, median_of, rows_in, spread, table
-from bench.harness.turns import name_of, take_turns
 from bench.loaders.sources import EpochOptions, prepare, run_points, spec_of
 from overlapiter.clairvoyant.planner import Job, forecast
 from overlapiter.order import seeded_order
@@ -83,7 +83,7 @@ def measure(options: Options, scratch: Path) -> dict:
     if options.part == "node":
         base, found = prepare(options, scratch, options.examples)
         run = partial(run_epochs, spec_of(base, usual), options.ranks, 1)
-        take_turns(points, options.repeats, lambda p: run(p["room"], order=p["name"]))
+        isolated.take_turns(points, options.repeats, lambda p: run(p["room"], order=p["name"]))
     else:
         found = run_points(options, scratch, points, options.examples, **usual)
     beside = {"times": None, "model": beside_forecast}.get(options.part, beside_policies)
@@ -108,7 +108,7 @@ TARGETS: tuple[Wanted, ...] = tuple(
 def _epochs_of(result: dict) -> list[dict]:
     """Return a point for each epoch of each point, of the same name."""
     return [
-        {"name": name_of(point), "epoch": number, "runs": runs}
+        {"name": isolated.name_of(point), "epoch": number, "runs": runs}
         for point in result["points"]
         for number, runs in enumerate(zip(*(r["epochs"] for r in point["runs"]), strict=True), 1)
     ]

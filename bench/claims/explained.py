@@ -22,9 +22,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Rows, interval, median_of, table
-from bench.harness.turns import call_in_turns
 from bench.loaders.files import Heads
 from bench.slow.store import SlowStore, attach
 
@@ -203,8 +203,10 @@ def watch(request: dict) -> dict:
 def measure(options: Options, scratch: Path) -> dict:
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
     seconds = options.seconds
-    call_in_turns(points, options.repeats, explain, scratch=scratch, seconds=seconds)
-    call_in_turns(watched, 3 * options.repeats, watch, scratch=scratch, seconds=2 * seconds)
+    isolated.call_in_turns(points, options.repeats, explain, scratch=scratch, seconds=seconds)
+    isolated.call_in_turns(
+        watched, 3 * options.repeats, watch, scratch=scratch, seconds=2 * seconds
+    )
     store = "emulated, see bench/slow/store.py"
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 

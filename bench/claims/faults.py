@@ -30,7 +30,6 @@ from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Wanted, table
-from bench.harness.turns import take_turns
 from bench.loaders.files import Images, checksum, read_pairs
 from bench.photographs import PHOTOGRAPHS, make_photographs
 
@@ -183,7 +182,7 @@ def measure(options: Options, scratch: Path) -> dict:
     reference = isolated.call(train, {**request, **calm})["checksums"]
     wrong = np.flatnonzero(np.not_equal(sums, reference)).tolist()
     points = [{"name": name} for name in ENDINGS]
-    take_turns(
+    isolated.take_turns(
         points, options.repeats, lambda point: end({**request, "ending": point["name"]}, scratch)
     )
     return {**found, "n_batches": len(sums), "wrong": wrong, "points": points}

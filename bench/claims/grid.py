@@ -18,7 +18,6 @@ from bench.claims.algorithms import DATA, EXAMPLE, make_digits
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
-from bench.harness.turns import take_turns
 from overlapiter.errors import TrainingError
 
 _N_RATES, _N_BATCHES = 8, 5
@@ -77,7 +76,7 @@ def measure(options: Options, scratch: Path) -> dict:
     make_digits(scratch)
     points, seeds = [{"name": "digits"}], itertools.count(options.seed)
     request = {"folder": scratch, "trials": options.trials}
-    take_turns(
+    isolated.take_turns(
         points, options.repeats, lambda _: isolated.call(compare, {**request, "seed": next(seeds)})
     )
     return {"points": points, "data": DATA}

@@ -23,7 +23,6 @@ from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, NotPossibleError, option, picked, require
 from bench.harness.tables import Wanted, share_of
-from bench.harness.turns import call_in_turns, wrong_arrays
 
 MEANINGS = {
     "overlap-torch": "ours for PyTorch, slots page-locked",
@@ -213,9 +212,15 @@ def measure(options: Options, _scratch: Path) -> dict:
         for loader in options.loaders
         if ("torch" if "torch" in loader else "cupy") in there["found"]
     ]
-    call_in_turns(points, options.repeats, take, **picked(options, ASKED))
+    isolated.call_in_turns(points, options.repeats, take, **picked(options, ASKED))
     megabytes = options.batch_size * 3 * options.side**2 * 4 / 1e6
     return {"points": points, "data": f"mini-batches of {megabytes:.1f} MB to {there['gpu']}"}
+
+
+def faults(result: dict) -> list[str]:
+    """Return which loaders gave other arrays than the examples in memory, as ``is_same`` tells."""
+    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
+    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
 _HALVES = ("flat out", "with a step")
@@ -235,4 +240,3 @@ _COLUMNS = {
 }
 TABLES = {"in-memory": _COLUMNS}
 NEEDS = ()  # what the loaders need
-faults = wrong_arrays

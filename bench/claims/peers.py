@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench.harness import isolated
 from bench.harness.family import PEER, cpu_seconds, descendants, kinds_of
 from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, table
-from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
 from bench.loaders.spec import RunSpec
@@ -142,7 +142,7 @@ def measure(options: Options, scratch: Path) -> dict:
         points = [{"size_bytes": size, "kind": kind} for size in _FILE_BYTES for kind in _SERVED]
         n_bytes, n_rounds, n_repeats = (10**7, 1, 1) if options.quick else (5 * 10**7, 20, 5)
         common = {"n_bytes": n_bytes, "n_rounds": n_rounds, "scratch": scratch}
-        call_in_turns(points, n_repeats, take_served, **common)
+        isolated.call_in_turns(points, n_repeats, take_served, **common)
         found["serving"] = points
     return found
 
@@ -160,7 +160,7 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
         n_ranks = _N_RANKS // point["nodes"]
         return run_epochs(spec, n_ranks, point["nodes"], point["fraction"], **KINDS[point["kind"]])
 
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {**facts, "points": points}
 
 

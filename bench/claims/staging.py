@@ -26,7 +26,6 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, median_of, table
-from bench.harness.turns import take_turns
 from bench.loaders.files import make_files, read_files
 from bench.loaders.report import staging_us, verified
 from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
@@ -109,7 +108,7 @@ def measure(options: Options, scratch: Path) -> dict:
             return isolated.call(drive, request)
         return copy(spec) if name.startswith("cp") else stage(spec)
 
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     if options.part != "reads":
         return {"points": points, "store": "local disk"}
     found = {"points": points, "data": "files of 20 kB, read but not decoded"}

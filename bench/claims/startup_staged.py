@@ -17,7 +17,6 @@ from pathlib import Path
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted
-from bench.harness.turns import take_turns
 from bench.loaders.run import run_loader
 from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
@@ -92,7 +91,7 @@ def measure(options: Options, scratch: Path) -> dict:
         return isolated.call(run_loader, spec)
 
     points = [{"name": state} for state in STATES]
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {"points": points}
 
 

@@ -26,7 +26,6 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, median_of, missed, table
-from bench.harness.turns import take_turns
 
 _BATCH = 10
 _NONE = "the same without validation"
@@ -155,7 +154,7 @@ def run(point: dict) -> dict:
 
 def measure(options: Options, _scratch: Path) -> dict:
     points = points_of(options)
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {"points": points}
 
 

@@ -15,10 +15,10 @@ from statistics import median
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import compared, median_of, missed, share_of, table
-from bench.harness.turns import call_in_turns
 
 MEANINGS = {
     "plain": "plain NumPy",
@@ -115,7 +115,7 @@ def measure(options: Options, _scratch: Path) -> dict:
         if means != "numpy" or name == "adam"
         if means != "chainer" or millions == middle
     ]
-    call_in_turns(points, options.repeats, take, seconds=options.seconds)
+    isolated.call_in_turns(points, options.repeats, take, seconds=options.seconds)
     return {"points": points, "targets": targets(points)}
 
 

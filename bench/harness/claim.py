@@ -17,11 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.harness.isolated import CHECKOUT, call
+from bench.harness.isolated import CHECKOUT, call, name_of
 from bench.harness.machine import commit_facts, machine_facts, machine_words
 from bench.harness.options import OptionsError, keep_to_cores, parser_of, quick_of, require
 from bench.harness.tables import compared, rows_in, target_rows
-from bench.harness.turns import name_of
 from overlapiter.cli import console
 from overlapiter.cli.probe import file_system_of
 

@@ -7,8 +7,8 @@ from statistics import median
 
 import numpy as np
 
+from bench.harness.isolated import name_of
 from bench.harness.tables import by_repeat, median_of, share_of, table
-from bench.harness.turns import name_of
 from bench.loaders.spec import LOADERS, PARTS
 
 #: Kinds of processes whose CPU counts most, in this order.

@@ -13,7 +13,6 @@ from typing import Any
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
-from bench.harness.turns import name_of, take_turns
 from bench.loaders.files import copy_files, forget_files, read_files, read_pairs
 from bench.loaders.report import verified
 from bench.loaders.run import run_loader
@@ -166,16 +165,16 @@ def run_points(
     failed: dict[str, str] = {}
 
     def run(point: dict) -> dict:
-        if name_of(point) in failed:
+        if isolated.name_of(point) in failed:
             return {}
         try:
             return run_once(specs[id(point)], options.most_seconds)
         except isolated.RunFailedError as error:
             if options.most_seconds is None:
                 raise
-            failed[name_of(point)] = str(error)
+            failed[isolated.name_of(point)] = str(error)
             return {}
 
-    take_turns(points, options.repeats, run)
-    points[:] = [point for point in points if name_of(point) not in failed]
+    isolated.take_turns(points, options.repeats, run)
+    points[:] = [point for point in points if isolated.name_of(point) not in failed]
     return {**facts, "failed": failed, "points": points, **verified(points)}
