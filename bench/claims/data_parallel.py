@@ -281,12 +281,10 @@ def node_read_rows(result: dict) -> list[list[str]]:
     points = result["points"]
     pairs = [(p["loader"], node) for p in points for node in p["runs"][0]["reads"] or ()]
     columns = {
-        "loader": lambda pair: LOADERS[pair[0]],
-        "node": lambda pair: pair[1]["node"],
-        "opens": lambda pair: pair[1]["opens"],
-        "different files": lambda pair: pair[1]["files"],
-        "of any one file, at most": lambda pair: pair[1]["most_opens"],
-    }
+        "loader": lambda pair: LOADERS[pair[0]], "node": lambda pair: pair[1]["node"],
+        "opens": lambda pair: pair[1]["opens"], "different files": lambda pair: pair[1]["files"],
+        "of any one file, at most": lambda pair: pair[1]["most_opens"]
+    }  # fmt: skip
     return table(pairs, columns)
 
 

@@ -115,13 +115,10 @@ def _epochs_of(result: dict) -> list[dict]:
 
 
 _EPOCHS = {
-    "loader": "{name}",
-    "epoch": "{epoch}",
-    "seconds": "{seconds:.2f}",
-    "[min, max]": "[{seconds.min:.2f}, {seconds.max:.2f}]",
-    "files read": "{opens:g}",
-    "MB read": lambda point: f"{median_of(point, 'bytes') / 1e6:.1f}",
-}
+    "loader": "{name}", "epoch": "{epoch}", "seconds": "{seconds:.2f}",
+    "[min, max]": "[{seconds.min:.2f}, {seconds.max:.2f}]", "files read": "{opens:g}",
+    "MB read": lambda point: f"{median_of(point, 'bytes') / 1e6:.1f}"
+}  # fmt: skip
 
 # --- what is missed, beside other policies, each example being a file of the same size ------------
 
@@ -137,13 +134,9 @@ POLICIES: dict[str, Callable[[int, int, int], int]] = {
 }
 #: The names of what is compared, in tables and figures.
 _NAMES = {
-    "measured": "**OverlapIterator**",
-    "together": "**ranks together**",
-    "apart": "ranks apart",
-    "belady": "optimum (Belady)",
-    "fifo": "FIFO",
-    "lru": "LRU",
-}
+    "measured": "**OverlapIterator**", "together": "**ranks together**", "apart": "ranks apart",
+    "belady": "optimum (Belady)", "fifo": "FIFO", "lru": "LRU"
+}  # fmt: skip
 
 
 def missed(policy: str, reads: Sequence[int], room: int) -> list[bool]:

@@ -261,9 +261,7 @@ def marks(result: dict) -> list[tuple]:
 _COLUMNS = {
     "limited by": "{name}",
     "said": lambda point: ", ".join(sorted({run["cause"] for run in point["runs"]})),
-    "examples/s": "{before:,.0f}",
-    "said for after the change": "{expected:,.0f}",
-    "measured": "{after:,.0f}",
-    "measured / said": lambda point: f"{_ratio(point):.2f}",
-}
+    "examples/s": "{before:,.0f}", "said for after the change": "{expected:,.0f}",
+    "measured": "{after:,.0f}", "measured / said": lambda point: f"{_ratio(point):.2f}"
+}  # fmt: skip
 TABLES = {"explained": _COLUMNS, "watching": costs}

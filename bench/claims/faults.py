@@ -169,13 +169,11 @@ def measure(options: Options, scratch: Path) -> dict:
     made = make_photographs(PHOTOGRAPHS, options.examples)
     request = {
         **picked(options, ("examples", "seed", "compute_ms", "hits")),
-        "pairs": str(made.root / "pairs.txt"),
-        "root": str(made.root.resolve()),
+        "pairs": str(made.root / "pairs.txt"), "root": str(made.root.resolve()),
         "staging": str(scratch / "staging"),
-        "capacity": int(options.examples * made.mean_bytes / 3),
-        "n_readers": N_WORKERS["reader"],
-        "n_batches": 4 * _N_WARM_UP,
-    }
+        "capacity": int(options.examples * made.mean_bytes / 3), "n_readers": N_WORKERS["reader"],
+        "n_batches": 4 * _N_WARM_UP
+    }  # fmt: skip
     found = isolated.call(train, request)
     sums = found.pop("checksums")
     calm = {"staging": None, "n_readers": 1, "n_batches": len(sums), "hits": 0, "compute_ms": 0.0}
@@ -200,12 +198,10 @@ def hit_rows(result: dict) -> list[list[str]]:
         if (runs := [hit for hit in hits if (hit["kind"], hit["signal"]) == (kind, name)])
     ]
     columns = {
-        "hit": "{kind}",
-        "signal": "{signal}",
-        "times": lambda group: len(group["runs"]),
+        "hit": "{kind}", "signal": "{signal}", "times": lambda group: len(group["runs"]),
         "replaced after, s: median / max": "{notice_seconds:.3f} / {notice_seconds.max:.3f}",
-        "lost, s: median / max": "{lost_seconds:.3f} / {lost_seconds.max:.3f}",
-    }
+        "lost, s: median / max": "{lost_seconds:.3f} / {lost_seconds.max:.3f}"
+    }  # fmt: skip
     return table(groups, columns)
 
 

@@ -60,11 +60,9 @@ _N_RANKS = 4
 _IDLE_SECONDS = 2.0
 #: Of the second experiment.
 _SERVED = {
-    "peers": "from a peer",
-    "answers": "a plain socket, an answer for each file",
-    "other answers": "the same, of as many different bytes",
-    "stream": "a plain socket, a stream",
-}
+    "peers": "from a peer", "answers": "a plain socket, an answer for each file",
+    "other answers": "the same, of as many different bytes", "stream": "a plain socket, a stream"
+}  # fmt: skip
 _SECRET = bytes(32)
 _FILE_BYTES = (20_000, 100_000)
 _MOST_ASKED_BYTES = 2 << 20  # as a client asks
@@ -177,15 +175,13 @@ def _idle_percent(point: dict) -> str:
 
 _FIRST, _LATER = slice(1), slice(1, None)
 _COLUMNS = {
-    "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %",
-    "": "{kind}",
+    "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %", "": "{kind}",
     "reads, epoch 1": partial(_mean, "reads", _FIRST),
     "reads, later ones": partial(_mean, "reads", _LATER),
     "seconds, epoch 1": partial(_mean, "seconds", _FIRST),
     "seconds, later ones": partial(_mean, "seconds", _LATER),
-    "first mini-batch, s": "{first_seconds:.2f}",
-    "CPU of an idle server, %": _idle_percent,
-}
+    "first mini-batch, s": "{first_seconds:.2f}", "CPU of an idle server, %": _idle_percent
+}  # fmt: skip
 
 
 def marks(result: dict) -> list[tuple]:

@@ -171,11 +171,9 @@ def facts(taken_at: np.ndarray, reads: np.ndarray, batch_size: int) -> dict[str,
     rates = (ends - np.arange(len(taken_at))) * batch_size / _WINDOW_SECONDS
     reached = taken_at[np.argmax(rates >= 0.9 * rate)]
     return {
-        "files_per_second": float(rate),
-        "seconds_to_90_percent": float(reached - taken_at[0]),
-        "first_batch_seconds": float(taken_at[0]),
-        "reads": float(np.median(reads[middle:])),
-    }
+        "files_per_second": float(rate), "seconds_to_90_percent": float(reached - taken_at[0]),
+        "first_batch_seconds": float(taken_at[0]), "reads": float(np.median(reads[middle:]))
+    }  # fmt: skip
 
 
 def evicting_us(whole: dict, part: dict) -> float:
@@ -201,12 +199,10 @@ TARGETS: tuple[Wanted, ...] = (
 _SETTINGS = {
     "ms/open": "{open_ms}",
     "reads in flight": lambda point: point["reads_in_flight"] or "self-tuned",
-    "files/s": "{files_per_second:,.0f}",
-    "reads": "{reads:.0f}",
-    "s to 90 %": "{seconds_to_90_percent:.2f}",
-    "first, s": "{first_batch_seconds:.2f}",
-    "µs of CPU for a file": "{cpu_us_per_file:.0f}",
-}
+    "files/s": "{files_per_second:,.0f}", "reads": "{reads:.0f}",
+    "s to 90 %": "{seconds_to_90_percent:.2f}", "first, s": "{first_batch_seconds:.2f}",
+    "µs of CPU for a file": "{cpu_us_per_file:.0f}"
+}  # fmt: skip
 _OF_SIZES = {
     "way": "{name}",
     "files": "{n_examples}",

@@ -41,12 +41,10 @@ def _megabytes(kind: str, point: dict) -> str:
 
 
 _COLUMNS = {
-    "loader": "{loader}",
-    "files": "{n_examples:,}",
-    "readers": "{n_readers}",
+    "loader": "{loader}", "files": "{n_examples:,}", "readers": "{n_readers}",
     "first mini-batch, s": "{first_batch_seconds:.2f}",
     "[min, max]": "[{first_batch_seconds.min:.2f}, {first_batch_seconds.max:.2f}]",
     "finalize, s": "{finalize_seconds:.2f}",
-    **{f"MB of a {kind}": partial(_megabytes, kind) for kind in _KINDS},
-}
+    **{f"MB of a {kind}": partial(_megabytes, kind) for kind in _KINDS}
+}  # fmt: skip
 TABLES = {"startup": _COLUMNS}

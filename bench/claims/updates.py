@@ -21,11 +21,9 @@ from bench.harness.options import CommonOptions, option
 from bench.harness.tables import compared, median_of, missed, share_of, table
 
 MEANINGS = {
-    "plain": "plain NumPy",
-    "chainer": "Chainer's optimizer",
-    "numpy": "NumPy by blocks",
-    "numba": "Numba, one pass",
-}
+    "plain": "plain NumPy", "chainer": "Chainer's optimizer", "numpy": "NumPy by blocks",
+    "numba": "Numba, one pass"
+}  # fmt: skip
 #: The learning rates that Chainer takes if it is given none.
 RATES = {"sgd": 0.01, "momentum": 0.01, "adam": 0.001, "adadelta": 1.0, "rmsprop": 0.01}
 OPTIMIZERS = tuple(RATES)
@@ -135,12 +133,10 @@ def rows(result: dict) -> list[list[str]]:
     columns = {
         "optimizer": lambda point: point["optimizer"],
         "weights": lambda point: f"{point['n'] / _MILLION:g} M",
-        "by": lambda point: MEANINGS[point["means"]],
-        "ms": lambda point: f"{ms_of(point):.3g}",
+        "by": lambda point: MEANINGS[point["means"]], "ms": lambda point: f"{ms_of(point):.3g}",
         "times as fast": lambda p: f"{ms_of(plain[p['optimizer'], p['n']]) / ms_of(p):.1f}",
-        "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}",
-        "GB/s": rate,
-    }
+        "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}", "GB/s": rate
+    }  # fmt: skip
     return table(result["points"], columns)
 
 

@@ -52,22 +52,17 @@ class Program:
 
 
 def call(
-    function: Callable,
-    request: object,
-    launcher: Callable[[list[str]], list[str]] = list,
-    *,
-    most_seconds: float | None = None,
-    **environment: str,
-) -> dict:
+    function: Callable, request: object, launcher: Callable = list, *,
+    most_seconds: float | None = None, **environment: str,
+) -> dict:  # fmt: skip
     """Call a function in a fresh process and return its answer, see :class:`Program`.
 
-    The launcher makes the command that starts a program, of several ranks for example. The
-    environment is what is added to that of this process. A RunFailedError says that it did not end
-    well, or took more than ``most_seconds``.
+    The launcher makes of its command another one, of several ranks for example. The environment is
+    what is added to that of this process. A RunFailedError says that it did not end well, or took
+    more than ``most_seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
-        program = Program(function, request, folder)
-        variables = {**os.environ, **environment}
+        program, variables = Program(function, request, folder), {**os.environ, **environment}
         command = launcher(program.command)
         process = subprocess.Popen(command, cwd=CHECKOUT, env=variables, stdin=subprocess.DEVNULL)
         try:

@@ -36,13 +36,9 @@ _numbers = itertools.count()
 
 
 def run_ranks(
-    spec: RunSpec,
-    step_of: StepOf,
-    request: dict,
-    n_ranks: int,
-    n_nodes: int = 1,
+    spec: RunSpec, step_of: StepOf, request: dict, n_ranks: int, n_nodes: int = 1,
     n_threads: int | None = None,
-) -> tuple[list[dict], list[OpenRecord]]:
+) -> tuple[list[dict], list[OpenRecord]]:  # fmt: skip
     """Run the ranks of a job over a slow store of its own, which share the cores.
 
     In each rank ``step_of`` takes the request, with ``spec``, ChainerMN's communicator and the
@@ -60,12 +56,9 @@ def run_ranks(
         told["step_of"] = step_of
         if n_ranks:
             launcher = partial(isolated.launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            share = max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
+            n_threads = n_threads or max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
             # A rank that waits for the others is not to take the cores that their readers need.
-            sharing = {
-                "OMPI_MCA_mpi_yield_when_idle": "1",
-                "OMP_NUM_THREADS": str(n_threads or share),
-            }
+            sharing = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": str(n_threads)}
             found = isolated.call(rank, told, launcher, **sharing)
         else:
             found = rank(told) or {"ranks": []}

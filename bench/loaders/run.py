@@ -101,13 +101,10 @@ def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[
 
 
 def drive(
-    spec: RunSpec,
-    open_loader: Callable[[], Loader],
-    store: Store,
-    beside: Callable[[], Future] | None = None,
-    train: Callable[[Loader, list], float] | None = None,
+    spec: RunSpec, open_loader: Callable[[], Loader], store: Store,
+    beside: Callable[[], Future] | None = None, train: Callable | None = None,
     at_end: Callable[[], dict] = dict,
-) -> dict:
+) -> dict:  # fmt: skip
     """Time one loader from its constructor to the last mini-batch.
 
     In each epoch after the first ``beside`` begins to read a part of the data set, and the epoch
@@ -152,16 +149,12 @@ def drive(
     result = NOT_MEASURED | {
         **rates(start, first_delivered, delivered, sum(sizes)),
         "rate_after_first": sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
-        "parts": loader.parts(start, delivered),
-        "statistics": loader.statistics(),
+        "parts": loader.parts(start, delivered), "statistics": loader.statistics(),
         "cpu": {**cpu_by_kind(unnamed), "trainer": trainer},
-        "private_bytes": private_bytes_by_kind(unnamed),
-        "fingerprints": fingerprints,
-        "constructor_seconds": constructor_seconds,
-        "waits_seconds": waits,
-        "epochs": _epochs(marks, taken, losses),
-        "reads_in_flight": reads,
-    }
+        "private_bytes": private_bytes_by_kind(unnamed), "fingerprints": fingerprints,
+        "constructor_seconds": constructor_seconds, "waits_seconds": waits,
+        "epochs": _epochs(marks, taken, losses), "reads_in_flight": reads
+    }  # fmt: skip
     more, batch, closing = at_end(), None, time.monotonic()
     loader.close()
     more["finalize_seconds"] = time.monotonic() - closing

@@ -50,16 +50,12 @@ class SlowMount(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self,
-        source: str | os.PathLike[str],
-        root: str | os.PathLike[str],
-        open_seconds: float = 0.010,
-        bytes_per_second: float = 100e6,
-        stat_seconds: float = 0.0,
-    ) -> None:
+        self, source: str | os.PathLike[str], root: str | os.PathLike[str],
+        open_seconds: float = 0.010, bytes_per_second: float = 100e6, stat_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         self.root = os.path.abspath(root)
-        self._arguments = (os.path.abspath(source), self.root)
-        self._arguments += tuple(map(str, (open_seconds, stat_seconds, bytes_per_second)))
+        numbers = map(str, (open_seconds, stat_seconds, bytes_per_second))
+        self._arguments = os.path.abspath(source), self.root, *numbers
         self._server: subprocess.Popen[str] | None = None
 
     def __getstate__(self) -> dict[str, object]:

@@ -96,18 +96,13 @@ class SlowStore(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self,
-        root: StrPath,
-        open_seconds: float = 0.010,
-        bytes_per_second: float = 100e6,
+        self, root: StrPath, open_seconds: float = 0.010, bytes_per_second: float = 100e6,
         log: Log | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
-        if log:
-            self._fd = os.open(log[0], os.O_RDWR | os.O_CLOEXEC)
-        else:
-            self._fd = os.memfd_create("slowstore")
+        flags = os.O_RDWR | os.O_CLOEXEC
+        self._fd = os.open(log[0], flags) if log else os.memfd_create("slowstore")
         self._release = weakref.finalize(self, os.close, self._fd)
         self._log = log or (f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino)
         if os.fstat(self._fd).st_ino != self._log[1]:  # another file has got the number since
@@ -144,12 +139,11 @@ class SlowStore(contextlib.AbstractContextManager):
 
         What was installed on top meanwhile stays, and the opener below it only passes on.
         """
-        if self._opener is None:
-            return
-        self._opener.is_active = False
-        if all(found is self._opener for found in (builtins.open, io.open)):
-            _replace_open(self._opener.below)
-            self._opener = None
+        if self._opener:
+            self._opener.is_active = False
+            if builtins.open is io.open is self._opener:
+                _replace_open(self._opener.below)
+                self._opener = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[SlowStore]:
@@ -200,11 +194,10 @@ class SlowStore(contextlib.AbstractContextManager):
     def records(self) -> list[OpenRecord]:
         """Return every open, oldest first."""
         data = os.pread(self._fd, self.opens * _RECORD_BYTES, 0)
+        found = struct.iter_unpack(f"{_HEAD.format}{_PATH_BYTES}s", data)
         return [
             OpenRecord(ready, size, pid, os.fsdecode(name[:length]))
-            for ready, size, pid, length, name in struct.iter_unpack(
-                f"{_HEAD.format}{_PATH_BYTES}s", data
-            )
+            for ready, size, pid, length, name in found
         ]
 
     def opens_by_path(self) -> Counter[str]:
@@ -242,8 +235,7 @@ def _replace_open(opener: Callable[..., IO]) -> None:
     for module in (builtins, io):
         vars(module)["open"] = opener
     # Python 3.10's pathlib keeps the open that it found when it was imported.
-    accessor = getattr(pathlib, "_normal_accessor", None)
-    if accessor is not None:
+    if accessor := getattr(pathlib, "_normal_accessor", None):
         accessor.open = opener
 
 
