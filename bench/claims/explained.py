@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import Rows, interval, median_of, table
+from bench.harness.tables import Rows, interval, median_of
 from bench.loaders.files import Heads
 from bench.slow.store import SlowStore, attach
 
@@ -91,10 +91,9 @@ class Job:
     def staging_options(self, folder: Path) -> dict[str, Any]:
         return {"source": folder, "keep_free": 0, "n_prefetchers": 1} | self.staging
 
-    def train(self, iterator: Iterator[Any], n_batches: int | None = None) -> float:
+    def train(self, iterator: Iterator[Any], n_batches: int = 0) -> float:
         """Train on mini-batches; return the examples per second."""
-        n_batches = n_batches or self.n_batches
-        begin = time.perf_counter()
+        n_batches, begin = n_batches or self.n_batches, time.perf_counter()
         for _ in range(n_batches):
             next(iterator)
             time.sleep(self.train_seconds)
@@ -158,15 +157,11 @@ def _prepared(job: Job, scratch: Path) -> Iterator[Callable[..., Any]]:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             assert command([*map(str, words)]) == 0
     staging = overlapiter.Staging(directory, **job.staging_options(folder))
+    options = {"staging": staging if job.is_staging else None, "seed": 1}
     with job.store(folder) as store:
-        yield lambda **options: overlapiter.OverlapIterator(
-            attach(TimedFiles(names, job.decode_seconds), store),
-            job.batch_size,
-            n_processes=job.n_readers,
-            staging=staging if job.is_staging else None,
-            seed=1,
-            **options,
-        )
+        files = attach(TimedFiles(names, job.decode_seconds), store)
+        make = functools.partial(overlapiter.OverlapIterator, files, job.batch_size)
+        yield functools.partial(make, n_processes=job.n_readers, **options)
 
 
 # --- what watching costs --------------------------------------------------------------------------
@@ -202,11 +197,9 @@ def watch(request: dict) -> dict:
 
 def measure(options: Options, scratch: Path) -> dict:
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
-    seconds = options.seconds
-    isolated.call_in_turns(points, options.repeats, explain, scratch=scratch, seconds=seconds)
-    isolated.call_in_turns(
-        watched, 3 * options.repeats, watch, scratch=scratch, seconds=2 * seconds
-    )
+    for these, n_times, function, length in ((points, 1, explain, 1), (watched, 3, watch, 2)):
+        request = {"scratch": scratch, "seconds": length * options.seconds}
+        isolated.call_in_turns(these, n_times * options.repeats, function, **request)
     store = "emulated, see bench/slow/store.py"
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 
@@ -216,17 +209,13 @@ def _ratio(point: dict) -> float:
 
 
 def costs(result: dict) -> Rows:
-    def more(name: str) -> str:
-        share, error = _cost(result, name)
-        return f"{share:+.2%} ± {error:.2%}" if name in _MOST_COST else ""
-
-    columns = {
-        "watched by": lambda name: name,
-        "CPU, µs an example": lambda name: f"{median(run[name] for run in result['watched']):,.0f}",
-        "more, and so slower by": more,
-        "at most": lambda name: f"{_MOST_COST[name]:.0%}" if name in _MOST_COST else "",
-    }
-    return table(_WAYS, columns)
+    rows = [["watched by", "CPU, µs an example", "more, and so slower by", "at most"]]
+    for name in _WAYS:
+        used, more, most = median(run[name] for run in result["watched"]), "", ""
+        if name in _MOST_COST:
+            more, most = "{:+.2%} ± {:.2%}".format(*_cost(result, name)), f"{_MOST_COST[name]:.0%}"
+        rows.append([name, f"{used:,.0f}", more, most])
+    return rows
 
 
 def _cost(result: dict, name: str) -> tuple[float, float]:

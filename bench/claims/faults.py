@@ -153,11 +153,11 @@ def end(request: dict, folder: Path) -> dict:
         if process.stdout.readline() != "ready\n":
             raise isolated.RunFailedError(f"{program.name} did not become ready")
         children = workers(descendants(process.pid))
-        start = time.monotonic()
+        start, seconds = time.monotonic(), 0.0
         process.send_signal(ENDINGS[request["ending"]][0])
-        while any(map(is_running, children)) and time.monotonic() - start < _HANG_SECONDS:
+        while any(map(is_running, children)) and seconds < _HANG_SECONDS:
             time.sleep(_LOOK_SECONDS)
-        seconds = time.monotonic() - start
+            seconds = time.monotonic() - start
         process.kill()
     return {"children_seconds": seconds}
 
@@ -187,22 +187,17 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def hit_rows(result: dict) -> list[list[str]]:
-    calm_seconds = median(result["calm_seconds"])
-    hits = [
-        {**hit, "lost_seconds": max(hit["recover_seconds"] - calm_seconds, 0.0)}
-        for hit in result["hits"]
-    ]
-    groups = [
-        {"kind": kind, "signal": name, "runs": runs}
-        for kind, name in itertools.product(sorted(N_WORKERS), sorted(SIGNALS))
-        if (runs := [hit for hit in hits if (hit["kind"], hit["signal"]) == (kind, name)])
-    ]
+    calm_seconds, groups = median(result["calm_seconds"]), {}
+    for hit in sorted(result["hits"], key=itemgetter("kind", "signal")):
+        name = {"kind": hit["kind"], "signal": hit["signal"]}
+        runs = groups.setdefault(tuple(name.values()), {**name, "runs": []})["runs"]
+        runs.append({**hit, "lost_seconds": max(hit["recover_seconds"] - calm_seconds, 0.0)})
     columns = {
         "hit": "{kind}", "signal": "{signal}", "times": lambda group: len(group["runs"]),
         "replaced after, s: median / max": "{notice_seconds:.3f} / {notice_seconds.max:.3f}",
         "lost, s: median / max": "{lost_seconds:.3f} / {lost_seconds.max:.3f}"
     }  # fmt: skip
-    return table(groups, columns)
+    return table(groups.values(), columns)
 
 
 def faults(result: dict) -> list[str]:

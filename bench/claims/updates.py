@@ -8,7 +8,6 @@ cannot do without: weights, gradient and slots read, weights and slots written.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -40,27 +39,24 @@ class Options(CommonOptions):
 
 def take(request: dict) -> dict:
     """Time updates in this process; return ``update_ms``, the median."""
-    random, n = np.random.default_rng(0), request["n"]
-    weights = random.standard_normal(n, np.float32)
-    gradient = random.standard_normal(n, np.float32) * np.float32(0.01)
-    update = _updater(request["optimizer"], request["means"], weights, gradient)
-    return {"update_ms": median(_timed(update, request["seconds"])) * 1e3}
+    random, name, means = np.random.default_rng(0), request["optimizer"], request["means"]
+    weights = random.standard_normal(request["n"], np.float32)
+    gradient = random.standard_normal(request["n"], np.float32) * np.float32(0.01)
+    make = {"plain": _plain, "chainer": _of_chainer}.get(means, partial(_of_server, means))
+    update = make(name, weights, gradient)
+    update()  # the first one may be slower
+    times, end = [], time.perf_counter() + request["seconds"]
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - start)
+    return {"update_ms": median(times) * 1e3}
 
 
-def _updater(
-    name: str, means: str, weights: np.ndarray, gradient: np.ndarray
-) -> Callable[[], object]:
-    """Return what makes one update, after the first one, which may be slower."""
+def _of_server(means, name, weights, gradient):
     from overlapiter.mpi.training.optimizers import ServerOptimizer
 
-    if means == "plain":
-        update = _plain(name, weights, gradient)
-    elif means == "chainer":
-        update = _of_chainer(name, weights, gradient)
-    else:
-        update = partial(ServerOptimizer(name, RATES[name], means=means).update, weights, gradient)
-    update()
-    return update
+    return partial(ServerOptimizer(name, RATES[name], means=means).update, weights, gradient)
 
 
 def _plain(name, weights, gradient):
@@ -89,16 +85,6 @@ def _of_chainer(name, weights, gradient):
         link.weights = chainer.Parameter(weights)
     link.weights.grad = gradient
     return getattr(optimizers, names.get(name, "RMSprop"))().setup(link).update
-
-
-def _timed(call: Callable[[], object], seconds: float) -> list[float]:
-    """Return the seconds of each of many calls, at least five."""
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
 
 
 def measure(options: Options, _scratch: Path) -> dict:
@@ -143,14 +129,13 @@ def rows(result: dict) -> list[list[str]]:
 def targets(points: list[dict]) -> list[dict]:
     """Return the gain of each means over plain NumPy for Adam; the published one is wanted."""
     runs = {(p["n"], p["means"]): p["runs"] for p in points if p["optimizer"] == "adam"}
-    return compared(
-        [
-            (f"Adam, {n / _MILLION:g} M, {MEANINGS[means]} / plain NumPy", "",
-             _TARGET if (n, means) == (5 * _MILLION, "numba") else None,
-             [(n, "plain"), (n, means)], share_of("update_ms"))
-            for n, means in runs if means != "plain"
-        ], runs,
-    )  # fmt: skip
+    wanted = [
+        (f"Adam, {n / _MILLION:g} M, {MEANINGS[means]} / plain NumPy", "",
+         _TARGET if (n, means) == (5 * _MILLION, "numba") else None,
+         [(n, "plain"), (n, means)], share_of("update_ms"))
+        for n, means in runs if means != "plain"
+    ]  # fmt: skip
+    return compared(wanted, runs)
 
 
 def marks(result: dict) -> list[tuple]:
