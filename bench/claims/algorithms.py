@@ -1,9 +1,4 @@
-"""Accuracy over time of each algorithm of `overlapiter train`, on the same problem.
-
-A server and workers train the digits of ``examples/digits``, each algorithm with the same model,
-mini-batches and number of epochs, and with a learning rate that suits it. On a machine with fewer
-cores than ranks these take turns, so the times say what the algorithms cost, not how they scale.
-"""
+"""Accuracy over time of each algorithm of `overlapiter train`, on the same problem."""
 
 from __future__ import annotations
 

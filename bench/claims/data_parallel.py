@@ -1,19 +1,8 @@
 """Data-parallel training with ChainerMN, several ranks per node, from a slow store.
 
 Every rank trains the same small model for two epochs, with each loader. Without a slow store at
-hand one is emulated, which all ranks share, and several nodes are groups of ranks on this machine::
-
-    python -m bench data-parallel                              # 1, 2 and 4 ranks on one node
-    python -m bench data-parallel --nodes 1,2 --ranks 2        # two nodes as well
-
-On a cluster it runs in a job of yours, on all its ranks and nodes, and emulates nothing::
-
-    srun -N 4 --ntasks-per-node 4 python -m bench data-parallel --in-job --communicator pure_nccl \
-        --model resnet50 --source /lustre/imagenet --pairs /lustre/imagenet/train.txt \
-        --local /nvme/me --examples 1281167 --out results/4-nodes.json
-
-bench/results/README.md says what is measured. ``python -m bench figures --together`` draws several
-such files.
+hand one is emulated, and several nodes are groups of ranks on this machine. On a cluster it runs in
+a job of yours, on all its ranks and nodes, and emulates nothing: ``--in-job``.
 """
 
 from __future__ import annotations
@@ -154,10 +143,7 @@ def measure(options: Options, scratch: Path) -> dict | None:
 
 
 def _join(options: Options, scratch: Path) -> tuple[int, Path]:
-    """Take sizes from the job of which this process is a rank; return its number, and one folder.
-
-    That is the folder of the first rank on this node, for all ranks there.
-    """
+    """Take the sizes of the job of this process; return its rank and a folder of its node."""
     import overlapiter.mpi
     from overlapiter.node import this_node
 
@@ -173,10 +159,7 @@ def _join(options: Options, scratch: Path) -> tuple[int, Path]:
 
 
 def reads_by_node(ranks: Sequence[dict], records: Sequence[OpenRecord]) -> list[dict]:
-    """Return what each node read from an emulated store, in the order of their first ranks.
-
-    A ValueError says that an open was by no process of any rank.
-    """
+    """Return what each node read from an emulated store, in the order of their first ranks."""
     paths: dict[str, Counter[str]] = {rank["node"]: Counter() for rank in ranks if records}
     nodes = {pid: rank["node"] for rank in ranks for e in rank["epochs"] for pid in e["pids"]}
     if strangers := {record.pid for record in records} - nodes.keys():

@@ -1,15 +1,8 @@
 """Epochs with room for a part of the data set: their seconds, what they miss, and a forecast.
 
 ``OverlapIterator`` reads photographs from a slow store. There are four experiments, by ``--part``;
-those that are published have names of their own::
-
-    python -m bench epoch-times-fuse        # times: the seconds of each epoch
-    python -m bench misses-measured         # misses: reads that cross the store
-    python -m bench misses-node             # node: the same by ranks that share the directory
-    python -m bench model-times             # model: what the planner forecasts
-
-What is measured: bench/results/README.md; of ``node`` docs/chainermn.md, of ``model``
-docs/clairvoyant.md. Reads of the first epoch have to miss, so the later ones count.
+those that are published have names of their own: ``epoch-times-fuse`` of times, ``misses-measured``
+of misses, ``misses-node`` of node, ``model-times`` of model.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Whether `it.explain()` finds a bottleneck, and whether the change brings what it says.
 
-Seven trainings with one bottleneck each run on an emulated store: readers and trainer take a time
-that is set, so that it is known what is in the way. Each runs, is explained, and runs again with
-the change that the paragraph names; of that run the first fifth does not count. Beside it, what
-statistics in each iteration and a trace cost a training whose readers keep all cores busy: three
-of them, one of which is not watched, take mini-batches in turns in one process.
+Seven trainings with one bottleneck each run on an emulated store. Beside it, what statistics in
+each iteration and a trace cost a training whose readers keep all cores busy.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""What a fault costs: a worker that is killed or stopped under a trainer, and the end of a program.
-
-A trainer takes mini-batches from ``OverlapIterator``, whose staging directory holds a part of the
-data, and hits one of its own workers with SIGKILL, SIGSEGV or SIGSTOP, in a random order. All bytes
-of all mini-batches are compared with those of an undisturbed run. Then programs end, and it is
-measured how long their children live on. bench/results/README.md says what the numbers are.
-"""
+"""What a fault costs: workers that are killed or stopped under a trainer, a program that ends."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What a search of settings finds on the digits, beside a grid of twice as many trials.
-
-Both train the example of ``examples/digits`` in one process, each trial for as many epochs, from
-the same initial weights; the search by Optuna's proposals, the grid with 8 learning rates and 5
-sizes of the mini-batch.
-"""
+"""What a search of settings finds on the digits, beside a grid of twice as many trials."""
 
 from __future__ import annotations
 

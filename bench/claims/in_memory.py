@@ -1,10 +1,8 @@
 """The cost of the loader itself: examples that are in memory already and need no decoding.
 
-Reported are milliseconds per mini-batch, and of CPU of the trainer process, flat out and beside a
-training step: bench/results/README.md. ``python -m bench gpu`` is ``--device gpu`` with other
-sizes: mini-batches on their way to a GPU, page-locked slots beside a copy by the trainer. The step
-is one of the GPU, of which the copy to it is a part. Compared is what is installed: PyTorch,
-Chainer with CuPy, or both.
+``python -m bench gpu`` is ``--device gpu`` with other sizes: mini-batches on their way to a GPU,
+page-locked slots beside a copy by the trainer. Compared is what is installed: PyTorch, Chainer with
+CuPy, or both.
 """
 
 from __future__ import annotations

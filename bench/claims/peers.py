@@ -1,13 +1,9 @@
 """What it brings that nodes give each other the files that they have staged.
 
-There are two experiments, by ``--parts``:
-
-* ``epochs``: 4 ranks as 4 nodes or 2, in lockstep as in data-parallel training, fresh global
-  shuffles, room on each node for a part of the data; docs/clairvoyant.md says beside what. All run
-  on the cores of this machine, so the store is slow enough to be the limit: ``peers-fast-store``
-  shows where it is not.
-* ``serving``: one server and one client on this machine, how fast staged files come and what they
-  take of the CPU, beside a plain socket: bench/results/README.md.
+There are two experiments, by ``--parts``: ``epochs``, 4 ranks as 4 nodes or 2, in lockstep as in
+data-parallel training, with room on each node for a part of the data; and ``serving``, one server
+and one client on this machine. All run on its cores, so the store is slow enough to be the limit:
+``peers-fast-store`` shows where it is not.
 """
 
 from __future__ import annotations

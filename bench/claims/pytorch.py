@@ -1,10 +1,5 @@
 """``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
 
-PyTorch's reads the slow store with 2 to 64 workers, and the local disk with 2; ours has 2 workers,
-with nothing staged before and with everything, or on a machine of more cores also more.
-``import torch`` is done before the clock starts. Our workers are not forked from the trainer; they
-import it, too, while the clock runs, if the data set does: that is a line of its own.
-
 On the FUSE mount NVIDIA DALI's CPU pipeline and Meta's SPDL do the same work, where they are
 installed: ``pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12`` (1 GB), ``pip install spdl``.
 """

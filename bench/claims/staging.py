@@ -1,12 +1,8 @@
 """What staging takes: reads in flight, and CPU, for files that are read but not decoded.
 
-There are three experiments, by ``--part``; those that are published have names of their own, and
-bench/results/README.md says what they measure::
-
-    python -m bench reads-in-flight                  # reads
-    python -m bench evicting                         # evicting
-    python -m bench evicting --local /mnt/xfs        # the same on another disk
-    python -m bench large-files                      # sizes
+There are three experiments, by ``--part``; those that are published have names of their own:
+``reads-in-flight`` of reads, ``evicting``, of which ``--local`` names another disk, and
+``large-files`` of sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from bench.loaders.report import staging_us, verified
 from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
 from bench.loaders.spec import RunSpec
 
-STATES = ("dirty", "written")
+STATES = ("dirty", "written")  # of files that are evicted by driving the store
 _SIZES = [110_000, 10**6, 10**7]
 _PART_FILES, _FILE_BYTES = 8, 20_800
 _WINDOW_SECONDS = 0.5
@@ -87,8 +83,8 @@ def points_of(options: Options) -> list[dict]:
 
 def spec_with_files(point: dict, options: Options, scratch: Path) -> RunSpec:
     """Return the run that stages the files of a point, once they are there."""
-    n_files, size = point.get("n_examples", options.files), point.get("file_bytes")
-    if size:
+    n_files = point.get("n_examples", options.files)
+    if size := point.get("file_bytes"):
         options.root = scratch / f"source-{size}"
         options.pairs = options.root.with_suffix(".txt")
         if not options.pairs.exists():  # of many small ones, most are links to the others
@@ -104,7 +100,7 @@ def measure(options: Options, scratch: Path) -> dict:
     def run(point: dict) -> dict:
         name, spec = point.get("name", ""), specs[id(point)]
         if name in STATES:
-            request = {"name": name, "local": scratch, "n_files": spec.n_examples}
+            request = {"name": name, "local": scratch, "n_files": options.files}
             return isolated.call(drive, request)
         return copy(spec) if name.startswith("cp") else stage(spec)
 
@@ -170,10 +166,9 @@ def facts(taken_at: np.ndarray, reads: np.ndarray, batch_size: int) -> dict[str,
     ends = np.searchsorted(taken_at, taken_at + _WINDOW_SECONDS, side="right")
     rates = (ends - np.arange(len(taken_at))) * batch_size / _WINDOW_SECONDS
     reached = taken_at[np.argmax(rates >= 0.9 * rate)]
-    return {
-        "files_per_second": float(rate), "seconds_to_90_percent": float(reached - taken_at[0]),
-        "first_batch_seconds": float(taken_at[0]), "reads": float(np.median(reads[middle:]))
-    }  # fmt: skip
+    found = {"files_per_second": rate, "seconds_to_90_percent": reached - taken_at[0]}
+    found |= {"first_batch_seconds": taken_at[0], "reads": np.median(reads[middle:])}
+    return {name: float(number) for name, number in found.items()}
 
 
 def evicting_us(whole: dict, part: dict) -> float:
@@ -188,7 +183,6 @@ def rate(run: dict[str, float]) -> float:
     return run["bytes"] / run["seconds"]
 
 
-#: The last one of ``evicting`` only explains the others.
 TARGETS: tuple[Wanted, ...] = (
     ("evicting, in the pipeline", "µs", 20, ("whole", "part"), evicting_us),
     *((f"evicting, store, {each}", "µs", 20, (each,), itemgetter("evict_us")) for each in STATES),

@@ -1,9 +1,4 @@
-"""How long a loader takes to start, and how much memory each of its processes has of its own.
-
-Measured are the seconds from the constructor to the first mini-batch, and after some hundred
-mini-batches the private memory of every process (the pages that no other process shares), for 2 to
-16 file readers, and for a short and a long list of files, which is the short one repeated.
-"""
+"""How long a loader takes to start, and how much memory each of its processes has of its own."""
 
 from __future__ import annotations
 

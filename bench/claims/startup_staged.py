@@ -1,10 +1,4 @@
-"""How long a start takes when many files are staged, in whatever state they were left.
-
-The index of a staging directory is filled with a row for each file. Then an iterator over as many
-files starts and takes some mini-batches, none of which is staged. The directory was left
-``closed``; ``killed`` between changing a sixth of all rows, not yet written back, and copying some
-files; or before ``another boot`` of the node, so that it is checked.
-"""
+"""How long a start takes when many files are staged, in whatever state they were left."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 from bench.harness import isolated
@@ -60,10 +55,8 @@ def leave(request: dict) -> dict:
         os.kill(os.getpid(), signal.SIGKILL)
     store.close()
     if request["state"] == "another boot":
-        connection = sqlite3.connect(index_path(generation_of(staging)))
-        with connection:
-            connection.execute("UPDATE fact SET value='another' WHERE name='boot'")
-        connection.close()
+        with closing(sqlite3.connect(index_path(generation_of(staging)))) as index, index:
+            index.execute("UPDATE fact SET value='another' WHERE name='boot'")
     return {}
 
 

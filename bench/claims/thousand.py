@@ -1,8 +1,7 @@
 """The 1,000-mini-batch benchmark: every loader builds the same mini-batches from a slow store.
 
 1,000 mini-batches of 32 images of 256x256 pixels are 32,000 different files, so no read is served
-by an earlier one. Fewer are built where a rate is low or steady: the table says how many. Without
-a slow store at hand one is emulated for all loaders alike::
+by an earlier one. Fewer are built where a rate is low or steady: the table says how many.
 
     python -m bench                             # a first look: fewer mini-batches, a minute
     python -m bench thousand --whole            # one point of the experiment, some 6 minutes

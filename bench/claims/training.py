@@ -1,13 +1,4 @@
-"""Training with `overlapiter train`: scaling, validation that hides, the server's updates, a death.
-
-Each run is a job of mpiexec with one server and some workers, and a model without a framework: its
-mini-batch waits, as for a GPU, or computes for as long, on one core. ``scaling`` is the speed
-beside that of one worker. ``hidden`` is the part of the validation's time, as it is with
-`--validation inline`, that a mode takes off the run; workers that validate do not train meanwhile,
-so with 4 of them it is at most three quarters. ``updates`` are applied by the server as fast as two
-workers, which compute nothing, send them. With a ``killed`` worker the time lost is that beyond
-what the same mini-batches take the workers that are there.
-"""
+"""Training with `overlapiter train`: scaling, hidden validation, the server's updates, a death."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""What one update of a model's weights costs the server of `overlapiter train`.
-
-The time of one update by optimizer, size of the model and means, beside plain NumPy and Chainer's
-own optimizer, each in one thread of a process of its own. ``GB/s`` is the traffic that an update
-cannot do without: weights, gradient and slots read, weights and slots written.
-"""
+"""What one update of a model's weights costs the server of `overlapiter train`."""
 
 from __future__ import annotations
 

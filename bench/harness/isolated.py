@@ -1,7 +1,6 @@
 """A function in a process of its own, or in ranks, so that starts are cold and memory is clean.
 
-The request is pickled, the answer is JSON, both in files: an orphan that kept a pipe open would
-block its parent.
+Request and answer are files: an orphan that kept a pipe open would block its parent.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ class RunFailedError(Exception):
 class Program:
     """A process that is to call a function, at the top of a module, with a request.
 
-    The function returns a dict, or None for no answer. Request and answer are files in the folder;
-    ``command`` starts the process, in the folder of the checkout.
+    The function returns what JSON can hold, or None for no answer; ``command`` starts it.
     """
 
     def __init__(self, function: Callable, request: object, folder: str | os.PathLike[str]) -> None:

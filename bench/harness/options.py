@@ -96,8 +96,11 @@ def quick_of(options: type[CommonOptions]) -> dict[str, Any]:
 
 def parser_of(options: type[CommonOptions], program: str, text: str) -> argparse.ArgumentParser:
     """Return what reads a command line, with an argument for each field."""
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog=program, description=text, formatter_class=form)
+    form, more = (
+        argparse.RawDescriptionHelpFormatter,
+        "bench/results/README.md says what it measures",
+    )
+    parser = argparse.ArgumentParser(program, None, text, more, formatter_class=form)
     types, usual = get_type_hints(options), vars(options())
     for field in dataclasses.fields(options):
         name, metadata, default = field.name, field.metadata, usual[field.name]

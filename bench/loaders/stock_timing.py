@@ -1,8 +1,8 @@
 """Measures the four parts of a reader's time in the worker processes of MultiprocessIterator.
 
-The processes of its pool are forked, so what is replaced in the parent before the first ``next()``
-is replaced in them: ``get`` of the task queue of a pool worker is timed, and ``__getitem__`` of the
-data set. The costs are three readings of the clock per task and two per example.
+They are forked, and have what is replaced in the parent before the first ``next()``: the ``get`` of
+their task queue is timed, as the data set is. That costs three readings of the clock per task and
+two per example.
 """
 
 from __future__ import annotations

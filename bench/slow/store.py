@@ -41,10 +41,9 @@ class OpenRecord(NamedTuple):
 
 
 class _SlowOpen:
-    """What stands in ``builtins.open`` while a store is installed.
+    """What stands in ``builtins.open`` while a store is installed, below any redirection to copies.
 
-    An instance, which does not become a method where a class keeps ``open`` as an attribute. A
-    redirection to staged copies is installed above it, and opens these without it.
+    An instance: unlike a function it becomes no method where a class keeps it as an attribute.
     """
 
     def __init__(self, store: SlowStore, below: Callable[..., IO]) -> None:
@@ -87,12 +86,11 @@ class SlowStore(contextlib.AbstractContextManager):
     inside ``open``, for the whole file. ``os.open``, ``os.stat`` and directory listings are not
     delayed, nor are C libraries that open files.
 
-    Each successful open is a record in a log that all processes share, which is memory without a
-    name. A record lies within one page and is written by one system call, so the log is exact,
-    whenever processes are killed. The process that made the store has to live when a pickled copy
-    is unpickled, or a FileNotFoundError is raised; after :meth:`close`, or once the store is
-    garbage-collected, it goes on working in the other processes. ``math.inf`` is no limit of the
-    bandwidth; ``log`` is that of another process.
+    Each successful open is a record in a log, memory without a name that all processes share. It
+    lies within one page and is written by one system call, so the log is exact, whenever processes
+    are killed. The process that made the store has to live when a pickled copy is unpickled, or a
+    FileNotFoundError is raised; after :meth:`close`, or once the store is garbage-collected, it
+    goes on working in the other processes. ``math.inf`` is no limit of the bandwidth.
     """
 
     def __init__(
