@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from bench.harness.isolated import CHECKOUT
-from bench.harness.turns import progress_bar
+from bench.harness.isolated import CHECKOUT, progress_bar
 
 IMAGE_SIDE = 256
 FILES_PER_FOLDER = 1_000

@@ -1,29 +1,19 @@
-"""Accuracy over time of each algorithm of `overlapiter train`, on the same problem.
-
-A server and workers train the digits of ``examples/digits``, each algorithm with the same model,
-mini-batches and number of epochs, and with a learning rate that suits it::
-
-    python -m bench algorithms
-
-On a machine with fewer cores than ranks the ranks take turns, so the times say what the algorithms
-cost, not how they scale.
-"""
+"""Accuracy over time of each algorithm of `overlapiter train`, on the same problem."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
 
+from bench.harness import isolated
 from bench.harness.isolated import CHECKOUT, launch
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
-from bench.harness.turns import take_turns
 
 EXAMPLE = CHECKOUT / "examples/digits"
 DATA = "1,797 handwritten digits of scikit-learn"
@@ -53,12 +43,11 @@ def make_digits(folder: Path) -> tuple[Path, Path]:
 def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
     """Train by one algorithm; return the time and accuracy at the end of each epoch."""
     out = tempfile.mkdtemp(prefix="run-", dir=data[0].parent)
-    command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train"]
-    command += [str(EXAMPLE / "model.py"), *map(str, data), *shlex.split(ALGORITHMS[point["name"]])]
-    words = f"--batch 16 --metrics accuracy --epochs {options.epochs} --seed {options.seed}"
-    command += [*words.split(), "--out", out]
-    if point["name"] != "one process":
-        command = launch(command, options.workers + 1)
+    words = f"{ALGORITHMS[point['name']]} --batch 16 --metrics accuracy --epochs {options.epochs}"
+    command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train", EXAMPLE / "model.py"]
+    command += [*data, *words.split(), "--seed", options.seed, "--out", out]
+    n_ranks = 1 if point["name"] == "one process" else options.workers + 1
+    command = [*map(str, command)] if n_ranks == 1 else launch([*map(str, command)], n_ranks)
     subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=True)
     epochs = json.loads(Path(out, "history.json").read_text())["epochs"]
     seconds = itertools.accumulate(epoch["seconds"] for epoch in epochs)
@@ -67,7 +56,7 @@ def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
 
 def measure(options: Options, scratch: Path) -> dict:
     data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
-    take_turns(points, options.repeats, lambda point: train_once(point, data, options))
+    isolated.take_turns(points, options.repeats, lambda point: train_once(point, data, options))
     return {"points": points, "data": DATA}
 
 
@@ -81,22 +70,6 @@ def _accuracy(point: dict, share: float) -> str:
     return f"{curve[int(share * len(curve)) - 1]:.3f}"
 
 
-_COLUMNS = {
-    "": "{name}",
-    "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
-    "accuracy after half": lambda point: _accuracy(point, 0.5),
-    "at the end": lambda point: _accuracy(point, 1.0),
-    "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
-}
-
-
-#: What each algorithm has to have learned.
-TARGETS: tuple[Wanted, ...] = tuple(
-    (f"accuracy at the end, {name}", "", 0.9, (name,), lambda run: run["val_accuracy"][-1])
-    for name in ALGORITHMS
-)
-
-
 def marks(result: dict) -> list[tuple]:
     return [
         ("Each algorithm on the same digits", point["name"], seconds, accuracies)
@@ -107,6 +80,18 @@ def marks(result: dict) -> list[tuple]:
     ]
 
 
+#: What each algorithm has to have learned.
+TARGETS: list[Wanted] = [
+    (f"accuracy at the end, {name}", "", 0.9, (name,), lambda run: run["val_accuracy"][-1])
+    for name in ALGORITHMS
+]
+_COLUMNS = {
+    "": "{name}",
+    "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
+    "accuracy after half": lambda point: _accuracy(point, 0.5),
+    "at the end": lambda point: _accuracy(point, 1.0),
+    "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
+}
 TABLES = {"algorithms": _COLUMNS}
 AXES = {"xlabel": "seconds of training", "ylabel": "accuracy of validation"}
 faults = missed

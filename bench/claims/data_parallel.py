@@ -1,26 +1,8 @@
 """Data-parallel training with ChainerMN, several ranks per node, from a slow store.
 
-Every rank trains the same small model for two epochs, with each loader: OverlapIterator with
-staging on the slow store, MultiprocessIterator on the slow store, and MultiprocessIterator on the
-local disk where the files are already. Without a slow store at hand one is emulated, whose
-latency and bandwidth all ranks share, and several nodes are groups of ranks on this machine, each
-with a staging directory of its own::
-
-    python -m bench data-parallel                              # 1, 2 and 4 ranks on one node
-    python -m bench data-parallel --nodes 1,2 --ranks 2        # two nodes as well
-    python -m bench data-parallel --model waits --ranks 2,4 --iterations 200 --batch-size 4
-
-The last one measures what loading adds where data are not the bottleneck, beside mini-batches that
-lie in memory: its step waits, as a rank does for its accelerator, so the cores are free.
-
-On a cluster it runs in a job of yours, on all its ranks and nodes, and emulates nothing::
-
-    srun -N 4 --ntasks-per-node 4 python -m bench data-parallel --in-job --communicator pure_nccl \
-        --model resnet50 --source /lustre/imagenet --pairs /lustre/imagenet/train.txt \
-        --local /nvme/me --examples 1281167 --out results/4-nodes.json
-
-All loaders have the same number of file readers and train on the same mini-batches in the same
-order. The runs are interleaved. ``python -m bench figures --together`` draws several such files.
+Every rank trains the same small model for two epochs, with each loader. Without a slow store at
+hand one is emulated, and several nodes are groups of ranks on this machine. On a cluster it runs in
+a job of yours, on all its ranks and nodes, and emulates nothing: ``--in-job``.
 """
 
 from __future__ import annotations
@@ -38,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
-from bench.harness.turns import take_turns
 from bench.loaders.files import read_files
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, prepare
@@ -56,7 +38,6 @@ LOADERS = {
     "local": "MultiprocessIterator on the local disk, all files there before",
     "synthetic": "prepared mini-batches in memory, no loader",
 }
-
 #: What loading may add where data are not the bottleneck, as a share.
 MOST_COST = 0.01
 
@@ -132,9 +113,7 @@ def training_step(request: dict, comm: Any, device: int) -> tuple[Callable, Call
 
 def measure(options: Options, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
-    rank = 0
-    if options.in_job:
-        rank, scratch = _join(options, scratch)
+    rank, scratch = _join(options, scratch) if options.in_job else (0, scratch)
     n_cores = len(os.sched_getaffinity(0))
     points = [
         {"n_nodes": n_nodes, "n_ranks": n_ranks, "loader": loader,
@@ -159,16 +138,12 @@ def measure(options: Options, scratch: Path) -> dict | None:
         ranks, opens = run_ranks(spec, training_step, asked, *size, n_threads=n_threads)
         return {"ranks": ranks, "reads": reads_by_node(ranks, opens)}
 
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {**facts, "points": points} if rank == 0 else None
 
 
 def _join(options: Options, scratch: Path) -> tuple[int, Path]:
-    """Take sizes from the job of which this process is a rank.
-
-    Returns:
-        The rank, and the folder of the first rank on this node, for all ranks there.
-    """
+    """Take the sizes of the job of this process; return its rank and a folder of its node."""
     import overlapiter.mpi
     from overlapiter.node import this_node
 
@@ -184,26 +159,18 @@ def _join(options: Options, scratch: Path) -> tuple[int, Path]:
 
 
 def reads_by_node(ranks: Sequence[dict], records: Sequence[OpenRecord]) -> list[dict]:
-    """Return what each node read, in the order of their first ranks.
-
-    Returns:
-        Dicts of ``node``; ``opens``; ``files``, how many different ones; and ``most_opens``, of any
-        one file. None of a store that is not emulated.
-
-    Raises:
-        ValueError: An open was by no process of any rank.
-    """
+    """Return what each node read from an emulated store, in the order of their first ranks."""
     paths: dict[str, Counter[str]] = {rank["node"]: Counter() for rank in ranks if records}
     nodes = {pid: rank["node"] for rank in ranks for e in rank["epochs"] for pid in e["pids"]}
     if strangers := {record.pid for record in records} - nodes.keys():
         raise ValueError(f"processes {sorted(strangers)}, which read files, are of no rank")
     for record in records:
         paths[nodes[record.pid]][record.path] += 1
-    found = []
-    for node, opens in paths.items():
-        facts = {"opens": opens.total(), "files": len(opens)}
-        found.append({"node": node, **facts, "most_opens": max(opens.values(), default=0)})
-    return found
+    return [
+        {"node": node, "opens": opens.total(), "files": len(opens),
+         "most_opens": max(opens.values(), default=0)}
+        for node, opens in paths.items()
+    ]  # fmt: skip
 
 
 def summarize(runs: Sequence[dict]) -> list[dict]:
@@ -219,18 +186,24 @@ def summarize(runs: Sequence[dict]) -> list[dict]:
     return summaries
 
 
+def _sum(*keys: str, first: int = 0) -> Callable[[dict], float]:
+    """Return what adds up numbers of the epochs of a rank, from one of them on."""
+    return lambda rank: sum(epoch[key] for epoch in rank["epochs"][first:] for key in keys)
+
+
+def _at_work(rank: dict) -> float:
+    first, *_, last = rank["epochs"]
+    return last["end"] - first["start"] - rank["start_seconds"]
+
+
 _AT_WORK = "from the first mini-batch on"
 #: What of a rank is compared, by words for it. CPU time changes less where the machine is busy;
 #: ranks that wait for others take some, since MPI polls.
-_TOTALS = {
-    _AT_WORK: lambda rank: (
-        rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
-    ),
-    "all epochs": lambda rank: sum(epoch["seconds"] for epoch in rank["epochs"]),
-    "after the first epoch": lambda rank: sum(epoch["seconds"] for epoch in rank["epochs"][1:]),
-    "CPU time": lambda rank: sum(
-        epoch["trainer_cpu_seconds"] + epoch["workers_cpu_seconds"] for epoch in rank["epochs"]
-    ),
+_TOTALS: dict[str, Callable[[dict], float]] = {
+    _AT_WORK: _at_work,
+    "all epochs": _sum("seconds"),
+    "after the first epoch": _sum("seconds", first=1),
+    "CPU time": _sum("trainer_cpu_seconds", "workers_cpu_seconds"),
 }
 
 
@@ -253,11 +226,9 @@ def cost_rows(result: dict) -> list[list[str]]:
     ours = [p for p in result["points"] if p["loader"] == "overlap" and _size(p) in others]
 
     def more(point: dict, what: str) -> tuple[float, float]:
-        one, other = (
-            [mean(map(_TOTALS[what], run["ranks"])) for run in each["runs"]]
-            for each in (point, others[_size(point)])
-        )
-        return interval([a / b - 1 for a, b in zip(one, other, strict=True)])
+        pairs = zip(point["runs"], others[_size(point)]["runs"], strict=True)
+        totals = [[mean(map(_TOTALS[what], run["ranks"])) for run in pair] for pair in pairs]
+        return interval([one / other - 1 for one, other in totals])
 
     def verdict(point: dict) -> str:
         share, error = more(point, _AT_WORK)
@@ -293,12 +264,10 @@ def node_read_rows(result: dict) -> list[list[str]]:
     points = result["points"]
     pairs = [(p["loader"], node) for p in points for node in p["runs"][0]["reads"] or ()]
     columns = {
-        "loader": lambda pair: LOADERS[pair[0]],
-        "node": lambda pair: pair[1]["node"],
-        "opens": lambda pair: pair[1]["opens"],
-        "different files": lambda pair: pair[1]["files"],
-        "of any one file, at most": lambda pair: pair[1]["most_opens"],
-    }
+        "loader": lambda pair: LOADERS[pair[0]], "node": lambda pair: pair[1]["node"],
+        "opens": lambda pair: pair[1]["opens"], "different files": lambda pair: pair[1]["files"],
+        "of any one file, at most": lambda pair: pair[1]["most_opens"]
+    }  # fmt: skip
     return table(pairs, columns)
 
 

@@ -1,18 +1,8 @@
 """Epochs with room for a part of the data set: their seconds, what they miss, and a forecast.
 
 ``OverlapIterator`` reads photographs from a slow store. There are four experiments, by ``--part``;
-those that are published have names of their own::
-
-    python -m bench epoch-times-fuse        # times: the seconds of each epoch
-    python -m bench misses-measured         # misses: reads that cross the store
-    python -m bench misses-node             # node: the same by ranks that share the directory
-    python -m bench model-times             # model: what the planner forecasts
-
-What is measured: bench/results/README.md; of ``node`` docs/chainermn.md, of ``model``
-docs/clairvoyant.md. Reads of the first epoch have to miss, so counted are
-the later ones. The model is told what the store gives, what the staging directory holds, and what
-one more run, the calibration, has measured: how fast the loader is while it waits for no data, and
-how long its processes take to start. It is told nothing of the runs.
+those that are published have names of their own: ``epoch-times-fuse`` of times, ``misses-measured``
+of misses, ``misses-node`` of node, ``model-times`` of model.
 """
 
 from __future__ import annotations
@@ -27,9 +17,9 @@ from textwrap import fill
 import numpy as np
 
 from bench.claims.peers import run_epochs
+from bench.harness import isolated
 from bench.harness.options import option
 from bench.harness.tables import Columns, Rows, Wanted, median_of, rows_in, spread, table
-from bench.harness.turns import name_of, take_turns
 from bench.loaders.sources import EpochOptions, prepare, run_points, spec_of
 from overlapiter.clairvoyant.planner import Job, forecast
 from overlapiter.order import seeded_order
@@ -86,7 +76,7 @@ def measure(options: Options, scratch: Path) -> dict:
     if options.part == "node":
         base, found = prepare(options, scratch, options.examples)
         run = partial(run_epochs, spec_of(base, usual), options.ranks, 1)
-        take_turns(points, options.repeats, lambda p: run(p["room"], order=p["name"]))
+        isolated.take_turns(points, options.repeats, lambda p: run(p["room"], order=p["name"]))
     else:
         found = run_points(options, scratch, points, options.examples, **usual)
     beside = {"times": None, "model": beside_forecast}.get(options.part, beside_policies)
@@ -111,20 +101,17 @@ TARGETS: tuple[Wanted, ...] = tuple(
 def _epochs_of(result: dict) -> list[dict]:
     """Return a point for each epoch of each point, of the same name."""
     return [
-        {"name": name_of(point), "epoch": number, "runs": runs}
+        {"name": isolated.name_of(point), "epoch": number, "runs": runs}
         for point in result["points"]
         for number, runs in enumerate(zip(*(r["epochs"] for r in point["runs"]), strict=True), 1)
     ]
 
 
 _EPOCHS = {
-    "loader": "{name}",
-    "epoch": "{epoch}",
-    "seconds": "{seconds:.2f}",
-    "[min, max]": "[{seconds.min:.2f}, {seconds.max:.2f}]",
-    "files read": "{opens:g}",
-    "MB read": lambda point: f"{median_of(point, 'bytes') / 1e6:.1f}",
-}
+    "loader": "{name}", "epoch": "{epoch}", "seconds": "{seconds:.2f}",
+    "[min, max]": "[{seconds.min:.2f}, {seconds.max:.2f}]", "files read": "{opens:g}",
+    "MB read": lambda point: f"{median_of(point, 'bytes') / 1e6:.1f}"
+}  # fmt: skip
 
 # --- what is missed, beside other policies, each example being a file of the same size ------------
 
@@ -140,13 +127,9 @@ POLICIES: dict[str, Callable[[int, int, int], int]] = {
 }
 #: The names of what is compared, in tables and figures.
 _NAMES = {
-    "measured": "**OverlapIterator**",
-    "together": "**ranks together**",
-    "apart": "ranks apart",
-    "belady": "optimum (Belady)",
-    "fifo": "FIFO",
-    "lru": "LRU",
-}
+    "measured": "**OverlapIterator**", "together": "**ranks together**", "apart": "ranks apart",
+    "belady": "optimum (Belady)", "fifo": "FIFO", "lru": "LRU"
+}  # fmt: skip
 
 
 def missed(policy: str, reads: Sequence[int], room: int) -> list[bool]:

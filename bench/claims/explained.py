@@ -1,13 +1,7 @@
 """Whether `it.explain()` finds a bottleneck, and whether the change brings what it says.
 
-Seven trainings with one bottleneck each run on an emulated store: readers and trainer take a time
-that is set, so that it is known what is in the way. Each runs, is explained, and runs again with
-the change that the paragraph names; of that run the first fifth does not count. Beside it: what
-statistics in each iteration and a trace cost a training whose readers keep all cores busy, so that
-its throughput is one over the CPU time of an example. Three of them, one of which is not watched,
-take mini-batches in turns in one process: so what else the machine does meets all three::
-
-    python -m bench explained
+Seven trainings with one bottleneck each run on an emulated store. Beside it, what statistics in
+each iteration and a trace cost a training whose readers keep all cores busy.
 """
 
 from __future__ import annotations
@@ -25,9 +19,9 @@ from typing import IO, Any
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import Rows, interval, median_of, table
-from bench.harness.turns import call_in_turns
+from bench.harness.tables import Rows, interval, median_of
 from bench.loaders.files import Heads
 from bench.slow.store import SlowStore, attach
 
@@ -94,10 +88,9 @@ class Job:
     def staging_options(self, folder: Path) -> dict[str, Any]:
         return {"source": folder, "keep_free": 0, "n_prefetchers": 1} | self.staging
 
-    def train(self, iterator: Iterator[Any], n_batches: int | None = None) -> float:
+    def train(self, iterator: Iterator[Any], n_batches: int = 0) -> float:
         """Train on mini-batches; return the examples per second."""
-        n_batches = n_batches or self.n_batches
-        begin = time.perf_counter()
+        n_batches, begin = n_batches or self.n_batches, time.perf_counter()
         for _ in range(n_batches):
             next(iterator)
             time.sleep(self.train_seconds)
@@ -128,11 +121,7 @@ class Options(CommonOptions):
 
 
 def explain(request: dict) -> dict:
-    """Run a training, explain it, change it, and run it again.
-
-    Returns:
-        ``cause``, ``text``, ``before``, ``expected`` and ``after``, in examples per second.
-    """
+    """Run a training, explain it, change it, and run it again; return rates in examples/s."""
     job, scratch = JOBS[request["name"]], request["scratch"]
     with _prepared(job, scratch) as open_iterator, open_iterator() as iterator:
         job.train(iterator, 1)  # the start counts for none of the rates
@@ -165,15 +154,11 @@ def _prepared(job: Job, scratch: Path) -> Iterator[Callable[..., Any]]:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             assert command([*map(str, words)]) == 0
     staging = overlapiter.Staging(directory, **job.staging_options(folder))
+    options = {"staging": staging if job.is_staging else None, "seed": 1}
     with job.store(folder) as store:
-        yield lambda **options: overlapiter.OverlapIterator(
-            attach(TimedFiles(names, job.decode_seconds), store),
-            job.batch_size,
-            n_processes=job.n_readers,
-            staging=staging if job.is_staging else None,
-            seed=1,
-            **options,
-        )
+        files = attach(TimedFiles(names, job.decode_seconds), store)
+        make = functools.partial(overlapiter.OverlapIterator, files, job.batch_size)
+        yield functools.partial(make, n_processes=job.n_readers, **options)
 
 
 # --- what watching costs --------------------------------------------------------------------------
@@ -183,11 +168,7 @@ _WAYS = ("nothing", "stats", "trace")
 
 
 def watch(request: dict) -> dict:
-    """Run three trainings side by side, one of them not watched.
-
-    Returns:
-        For each way of watching the microseconds of CPU of all its processes for an example.
-    """
+    """Run three trainings side by side; return the microseconds of CPU for an example of each."""
     scratch, spent_ns = request["scratch"], dict.fromkeys(_WAYS, 0)
     with _prepared(_WATCHED, scratch) as open_iterator, contextlib.ExitStack() as stack:
         traces = {"trace": scratch / "trace.json"}
@@ -213,9 +194,9 @@ def watch(request: dict) -> dict:
 
 def measure(options: Options, scratch: Path) -> dict:
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
-    seconds = options.seconds
-    call_in_turns(points, options.repeats, explain, scratch=scratch, seconds=seconds)
-    call_in_turns(watched, 3 * options.repeats, watch, scratch=scratch, seconds=2 * seconds)
+    for these, n_times, function, length in ((points, 1, explain, 1), (watched, 3, watch, 2)):
+        request = {"scratch": scratch, "seconds": length * options.seconds}
+        isolated.call_in_turns(these, n_times * options.repeats, function, **request)
     store = "emulated, see bench/slow/store.py"
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 
@@ -225,17 +206,13 @@ def _ratio(point: dict) -> float:
 
 
 def costs(result: dict) -> Rows:
-    def more(name: str) -> str:
-        share, error = _cost(result, name)
-        return f"{share:+.2%} ± {error:.2%}" if name in _MOST_COST else ""
-
-    columns = {
-        "watched by": lambda name: name,
-        "CPU, µs an example": lambda name: f"{median(run[name] for run in result['watched']):,.0f}",
-        "more, and so slower by": more,
-        "at most": lambda name: f"{_MOST_COST[name]:.0%}" if name in _MOST_COST else "",
-    }
-    return table(_WAYS, columns)
+    rows = [["watched by", "CPU, µs an example", "more, and so slower by", "at most"]]
+    for name in _WAYS:
+        used, more, most = median(run[name] for run in result["watched"]), "", ""
+        if name in _MOST_COST:
+            more, most = "{:+.2%} ± {:.2%}".format(*_cost(result, name)), f"{_MOST_COST[name]:.0%}"
+        rows.append([name, f"{used:,.0f}", more, most])
+    return rows
 
 
 def _cost(result: dict, name: str) -> tuple[float, float]:
@@ -270,9 +247,7 @@ def marks(result: dict) -> list[tuple]:
 _COLUMNS = {
     "limited by": "{name}",
     "said": lambda point: ", ".join(sorted({run["cause"] for run in point["runs"]})),
-    "examples/s": "{before:,.0f}",
-    "said for after the change": "{expected:,.0f}",
-    "measured": "{after:,.0f}",
-    "measured / said": lambda point: f"{_ratio(point):.2f}",
-}
+    "examples/s": "{before:,.0f}", "said for after the change": "{expected:,.0f}",
+    "measured": "{after:,.0f}", "measured / said": lambda point: f"{_ratio(point):.2f}"
+}  # fmt: skip
 TABLES = {"explained": _COLUMNS, "watching": costs}

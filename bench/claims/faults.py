@@ -1,15 +1,4 @@
-"""What a fault costs: a worker that is killed or stopped under a trainer, and the end of a program.
-
-A trainer takes mini-batches from ``OverlapIterator``, whose staging directory holds a part of the
-data, and hits one of its own workers with SIGKILL, SIGSEGV or SIGSTOP, in a random order. All bytes
-of all mini-batches are compared with those of an undisturbed run::
-
-    python -m bench faults
-
-``notice`` is the time from the signal until a new process stood in the victim's place; ``lost`` is
-the longest call of ``next()`` from then until three mini-batches after that, beyond what a call
-takes undisturbed. Then programs end, and it is measured how long their children live on.
-"""
+"""What a fault costs: workers that are killed or stopped under a trainer, a program that ends."""
 
 from __future__ import annotations
 
@@ -35,7 +24,6 @@ from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Wanted, table
-from bench.harness.turns import take_turns
 from bench.loaders.files import Images, checksum, read_pairs
 from bench.photographs import PHOTOGRAPHS, make_photographs
 
@@ -159,11 +147,11 @@ def end(request: dict, folder: Path) -> dict:
         if process.stdout.readline() != "ready\n":
             raise isolated.RunFailedError(f"{program.name} did not become ready")
         children = workers(descendants(process.pid))
-        start = time.monotonic()
+        start, seconds = time.monotonic(), 0.0
         process.send_signal(ENDINGS[request["ending"]][0])
-        while any(map(is_running, children)) and time.monotonic() - start < _HANG_SECONDS:
+        while any(map(is_running, children)) and seconds < _HANG_SECONDS:
             time.sleep(_LOOK_SECONDS)
-        seconds = time.monotonic() - start
+            seconds = time.monotonic() - start
         process.kill()
     return {"children_seconds": seconds}
 
@@ -175,44 +163,35 @@ def measure(options: Options, scratch: Path) -> dict:
     made = make_photographs(PHOTOGRAPHS, options.examples)
     request = {
         **picked(options, ("examples", "seed", "compute_ms", "hits")),
-        "pairs": str(made.root / "pairs.txt"),
-        "root": str(made.root.resolve()),
+        "pairs": str(made.root / "pairs.txt"), "root": str(made.root.resolve()),
         "staging": str(scratch / "staging"),
-        "capacity": int(options.examples * made.mean_bytes / 3),
-        "n_readers": N_WORKERS["reader"],
-        "n_batches": 4 * _N_WARM_UP,
-    }
+        "capacity": int(options.examples * made.mean_bytes / 3), "n_readers": N_WORKERS["reader"],
+        "n_batches": 4 * _N_WARM_UP
+    }  # fmt: skip
     found = isolated.call(train, request)
     sums = found.pop("checksums")
     calm = {"staging": None, "n_readers": 1, "n_batches": len(sums), "hits": 0, "compute_ms": 0.0}
     reference = isolated.call(train, {**request, **calm})["checksums"]
     wrong = np.flatnonzero(np.not_equal(sums, reference)).tolist()
     points = [{"name": name} for name in ENDINGS]
-    take_turns(
+    isolated.take_turns(
         points, options.repeats, lambda point: end({**request, "ending": point["name"]}, scratch)
     )
     return {**found, "n_batches": len(sums), "wrong": wrong, "points": points}
 
 
 def hit_rows(result: dict) -> list[list[str]]:
-    calm_seconds = median(result["calm_seconds"])
-    hits = [
-        {**hit, "lost_seconds": max(hit["recover_seconds"] - calm_seconds, 0.0)}
-        for hit in result["hits"]
-    ]
-    groups = [
-        {"kind": kind, "signal": name, "runs": runs}
-        for kind, name in itertools.product(sorted(N_WORKERS), sorted(SIGNALS))
-        if (runs := [hit for hit in hits if (hit["kind"], hit["signal"]) == (kind, name)])
-    ]
+    calm_seconds, groups = median(result["calm_seconds"]), {}
+    for hit in sorted(result["hits"], key=itemgetter("kind", "signal")):
+        name = {"kind": hit["kind"], "signal": hit["signal"]}
+        runs = groups.setdefault(tuple(name.values()), {**name, "runs": []})["runs"]
+        runs.append({**hit, "lost_seconds": max(hit["recover_seconds"] - calm_seconds, 0.0)})
     columns = {
-        "hit": "{kind}",
-        "signal": "{signal}",
-        "times": lambda group: len(group["runs"]),
+        "hit": "{kind}", "signal": "{signal}", "times": lambda group: len(group["runs"]),
         "replaced after, s: median / max": "{notice_seconds:.3f} / {notice_seconds.max:.3f}",
-        "lost, s: median / max": "{lost_seconds:.3f} / {lost_seconds.max:.3f}",
-    }
-    return table(groups, columns)
+        "lost, s: median / max": "{lost_seconds:.3f} / {lost_seconds.max:.3f}"
+    }  # fmt: skip
+    return table(groups.values(), columns)
 
 
 def faults(result: dict) -> list[str]:

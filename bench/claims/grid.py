@@ -1,11 +1,4 @@
-"""What a search of settings finds on the digits, beside a grid of twice as many trials.
-
-Both train the example of ``examples/digits`` in one process, each trial for as many epochs, from
-the same initial weights; the search by Optuna's proposals, the grid with 8 learning rates and 5
-sizes of the mini-batch::
-
-    python -m bench grid
-"""
+"""What a search of settings finds on the digits, beside a grid of twice as many trials."""
 
 from __future__ import annotations
 
@@ -20,7 +13,6 @@ from bench.claims.algorithms import DATA, EXAMPLE, make_digits
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
-from bench.harness.turns import take_turns
 from overlapiter.errors import TrainingError
 
 _N_RATES, _N_BATCHES = 8, 5
@@ -44,8 +36,7 @@ def compare(request: dict) -> dict:
     known = data / "grid.json"  # every repeat compares with the same grid
     if not known.exists():
         known.write_text(json.dumps(_train_grid(words, tables, data)))
-    of_grid = json.loads(known.read_text())
-    out = str(data / f"search-{seed}")
+    of_grid, out = json.loads(known.read_text()), str(data / f"search-{seed}")
     study = search(tables, *words, out=out, n_trials=n_trials, seed=seed)
     of_search = [trial.value if trial.value is not None else 0.0 for trial in study.trials()]
     return {
@@ -61,27 +52,28 @@ def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
     rate, batch = tables["space"]["learning_rate"], tables["space"]["batch"]
     rates = np.geomspace(rate["low"], rate["high"], _N_RATES).tolist()
     batches = np.linspace(batch["low"], batch["high"], _N_BATCHES).round().astype(int).tolist()
-    found = []
+    found, usual = [], {"metrics": ("accuracy",), "seed": 0, "restart": True, **tables["settings"]}
     for number, (rate, batch) in enumerate(itertools.product(rates, batches)):
-        settings = {**tables["settings"], "learning_rate": rate, "batch": batch}
-        out, shared = str(data / f"grid/{number}"), {"metrics": ("accuracy",), "seed": 0}
+        settings = {**usual, "learning_rate": rate, "batch": batch}
         try:
-            last = train(*words, out=out, restart=True, **shared, **settings)[-1]
+            *_, last = train(*words, out=str(data / f"grid/{number}"), **settings)
+            found.append(last["val_accuracy"])
         except TrainingError as error:
             if error.__cause__:  # a full disk, for example
                 raise
-            last = {"val_accuracy": 0.0}  # a rate so high that the weights are no longer finite
-        found.append(last["val_accuracy"])
+            found.append(0.0)  # a rate so high that the weights are no longer finite
     return found
 
 
 def measure(options: Options, scratch: Path) -> dict:
     make_digits(scratch)
     points, seeds = [{"name": "digits"}], itertools.count(options.seed)
-    request = {"folder": scratch, "trials": options.trials}
-    take_turns(
-        points, options.repeats, lambda _: isolated.call(compare, {**request, "seed": next(seeds)})
-    )
+
+    def run(_point: dict) -> dict:
+        request = {"folder": scratch, "trials": options.trials, "seed": next(seeds)}
+        return isolated.call(compare, request)
+
+    isolated.take_turns(points, options.repeats, run)
     return {"points": points, "data": DATA}
 
 

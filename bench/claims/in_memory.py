@@ -1,18 +1,8 @@
 """The cost of the loader itself: examples that are in memory already and need no decoding.
 
-Reported are milliseconds per mini-batch, and of CPU of the trainer process, flat out and beside a
-training step::
-
-    python -m bench in-memory
-    python -m bench gpu
-
-Without a GPU the trainer sleeps in the step, whose time is left out. Code that runs after a pause
-finds cold caches and costs several times as much CPU; how much, shows the ``control``: a piece of
-Python code that is always the same.
-
-The second one is ``--device gpu`` with other sizes: mini-batches on their way to a GPU, page-locked
-slots beside a copy by the trainer. The step is one of the GPU, of which the copy to it is a part.
-Which frameworks are compared depends on what is installed: PyTorch, Chainer with CuPy, or both.
+``python -m bench gpu`` is ``--device gpu`` with other sizes: mini-batches on their way to a GPU,
+page-locked slots beside a copy by the trainer. Compared is what is installed: PyTorch, Chainer with
+CuPy, or both.
 """
 
 from __future__ import annotations
@@ -31,7 +21,6 @@ from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, NotPossibleError, option, picked, require
 from bench.harness.tables import Wanted, share_of
-from bench.harness.turns import call_in_turns, wrong_arrays
 
 MEANINGS = {
     "overlap-torch": "ours for PyTorch, slots page-locked",
@@ -86,9 +75,8 @@ class Held:
 def timed(batches: Iterator, n_batches: int, step: Callable, synchronize: Callable = bool) -> dict:
     """Take mini-batches, of which the first ones only warm up, and do a step with each.
 
-    Returns:
-        Milliseconds for one until ``synchronize`` has returned, and of CPU of this process, and
-        ``step_ms``, the list of all.
+    Returned are milliseconds for one until ``synchronize`` has returned, and of CPU of this
+    process, and ``step_ms``, the list of all.
     """
     ends: list[float] = []
     for position in range(_WARM_UP_BATCHES + n_batches):
@@ -115,8 +103,7 @@ def take(request: dict) -> dict:
     dataset = Held(request["examples"], request["side"], n_examples)
     if request["device"] == "gpu":
         step, count_wrong = _step_of_gpu(request)
-        batches = batches_of(request, dataset)
-        found = timed(batches, n_batches, step, count_wrong)  # which waits for the GPU
+        found = timed(batches_of(request, dataset), n_batches, step, count_wrong)  # waits for it
         return {**found, "is_same": count_wrong() == 0}
     batches, seconds = batches_of(request, dataset), request["compute_ms"] / 1e3
     found = timed(batches, n_batches, lambda _batch: seconds and time.sleep(seconds))
@@ -141,13 +128,11 @@ def _of_torch(request: dict, dataset: Held) -> Iterator[tuple]:
     import overlapiter.torch
 
     kind = overlapiter.torch if request["loader"].startswith("overlap") else torch.utils.data
-    is_pinned = not request["loader"].endswith("unlocked")
-    loader = kind.DataLoader(
-        dataset, request["batch_size"], num_workers=request["readers"], pin_memory=is_pinned
-    )
+    options = {"num_workers": request["readers"]}
+    options["pin_memory"] = not request["loader"].endswith("unlocked")
     device = "cuda" if request["device"] == "gpu" else "cpu"
-    for images, labels in loader:
-        yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+    for arrays in kind.DataLoader(dataset, request["batch_size"], **options):
+        yield tuple(array.to(device, non_blocking=True) for array in arrays)
 
 
 def _of_chainer(request: dict, dataset: Held) -> Iterator[tuple]:
@@ -159,9 +144,8 @@ def _of_chainer(request: dict, dataset: Held) -> Iterator[tuple]:
     kind, convert = chainer.iterators.MultiprocessIterator, chainer.dataset.concat_examples
     if request["loader"] == "overlap":
         kind, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
-    device = None
-    if request["device"] == "gpu":
-        device = chainer.get_device("@cupy:0")
+    device = chainer.get_device("@cupy:0") if request["device"] == "gpu" else None
+    if device:
         device.use()
     options = {"n_processes": request["readers"], "repeat": False, "shuffle": False}
     with kind(dataset, request["batch_size"], **options) as iterator:
@@ -190,29 +174,26 @@ def _step_of_gpu(request: dict) -> tuple[Callable, Callable[[], int]]:
 
 def _products(factor: Any, step_ms: float) -> int:
     """Return how many products of matrices take this long on the GPU."""
-
-    def seconds(n_products: int) -> float:
+    for n_products in (5, 20):  # the first ones warm up
         start = time.perf_counter()
         for _ in range(n_products):
             product = factor @ factor
-        float(product[0, 0])
-        return time.perf_counter() - start
-
-    seconds(5)
-    return round(step_ms / 1e3 / (seconds(20) / 20)) if step_ms else 0
+        float(product[0, 0])  # waits for them
+        seconds = time.perf_counter() - start
+    return round(step_ms / 1e3 / (seconds / n_products))
 
 
 def frameworks(_request: dict) -> dict:
     """Return the libraries that see a GPU here, of PyTorch and CuPy, and what the GPU is called."""
-    known, found, gpu = {"torch": ["torch"], "cupy": ["cupy", "chainer"]}, [], ""
-    for name in [name for name, needed in known.items() if all(map(is_installed, needed))]:
-        cuda = importlib.import_module(name).cuda
+    names = {}
+    if is_installed("torch"):
+        cuda = importlib.import_module("torch").cuda
+        names |= {"torch": cuda.get_device_name(0)} if cuda.is_available() else {}
+    if is_installed("cupy") and is_installed("chainer"):
+        cuda = importlib.import_module("cupy").cuda
         if cuda.is_available():
-            found.append(name)
-            if name == "torch":
-                gpu = cuda.get_device_name(0)
-            gpu = gpu or cuda.runtime.getDeviceProperties(0)["name"].decode()
-    return {"found": found, "gpu": gpu}
+            names["cupy"] = cuda.runtime.getDeviceProperties(0)["name"].decode()
+    return {"found": [*names], "gpu": next(iter(names.values()), "")}
 
 
 def measure(options: Options, _scratch: Path) -> dict:
@@ -229,9 +210,15 @@ def measure(options: Options, _scratch: Path) -> dict:
         for loader in options.loaders
         if ("torch" if "torch" in loader else "cupy") in there["found"]
     ]
-    call_in_turns(points, options.repeats, take, **picked(options, ASKED))
+    isolated.call_in_turns(points, options.repeats, take, **picked(options, ASKED))
     megabytes = options.batch_size * 3 * options.side**2 * 4 / 1e6
     return {"points": points, "data": f"mini-batches of {megabytes:.1f} MB to {there['gpu']}"}
+
+
+def faults(result: dict) -> list[str]:
+    """Return which loaders gave other arrays than the examples in memory, as ``is_same`` tells."""
+    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
+    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
 _HALVES = ("flat out", "with a step")
@@ -242,14 +229,12 @@ TARGETS: list[Wanted] = [
     for half in _HALVES
     for words, key in (("times as fast as", "batch_ms"), ("trainer's CPU beside", "trainer_cpu_ms"))
 ]
-TABLES = {
-    "in-memory": {
-        "": lambda point: MEANINGS[point["loader"]],
-        "step, ms": "{compute_ms:g}",
-        "ms of a mini-batch": "{batch_ms:.2f}",
-        "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
-        "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
-    }
+_COLUMNS = {
+    "": lambda point: MEANINGS[point["loader"]],
+    "step, ms": "{compute_ms:g}",
+    "ms of a mini-batch": "{batch_ms:.2f}",
+    "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
+    "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
 }
+TABLES = {"in-memory": _COLUMNS}
 NEEDS = ()  # what the loaders need
-faults = wrong_arrays

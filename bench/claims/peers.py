@@ -1,22 +1,14 @@
 """What it brings that nodes give each other the files that they have staged.
 
-Two experiments::
-
-    python -m bench peers
-    python -m bench peers --parts serving
-    python -m bench peers --parts epochs --mount fuse
-    python -m bench peers --parts epochs --kinds peers,alone --open-ms 0 --mb-per-s 1000 --repeats 3
-
-* ``epochs``: 4 ranks under ``mpiexec`` as 4 nodes or 2, in lockstep as in data-parallel training,
-  fresh global shuffles, room on each node for a part of the data. docs/clairvoyant.md says what
-  they are compared with (PyTorch is left out where there is none). All nodes run on the cores of
-  this machine, so the store is slow enough to be the limit; the last command shows where it is not.
-* ``serving``: one server and one client on this machine: how fast staged files come, and what they
-  take of the CPU on both sides, beside a plain socket that carries as many bytes from memory.
+There are two experiments, by ``--parts``: ``epochs``, 4 ranks as 4 nodes or 2, in lockstep as in
+data-parallel training, with room on each node for a part of the data; and ``serving``, one server
+and one client on this machine. All run on its cores, so the store is slow enough to be the limit:
+``peers-fast-store`` shows where it is not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -33,11 +25,11 @@ from typing import Any
 import numpy as np
 import psutil
 
+from bench.harness import isolated
 from bench.harness.family import PEER, cpu_seconds, descendants, kinds_of
 from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, table
-from bench.harness.turns import call_in_turns, take_turns
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
 from bench.loaders.spec import RunSpec
@@ -64,11 +56,9 @@ _N_RANKS = 4
 _IDLE_SECONDS = 2.0
 #: Of the second experiment.
 _SERVED = {
-    "peers": "from a peer",
-    "answers": "a plain socket, an answer for each file",
-    "other answers": "the same, of as many different bytes",
-    "stream": "a plain socket, a stream",
-}
+    "peers": "from a peer", "answers": "a plain socket, an answer for each file",
+    "other answers": "the same, of as many different bytes", "stream": "a plain socket, a stream"
+}  # fmt: skip
 _SECRET = bytes(32)
 _FILE_BYTES = (20_000, 100_000)
 _MOST_ASKED_BYTES = 2 << 20  # as a client asks
@@ -96,17 +86,26 @@ def lockstep(request: dict, comm: Any, _device: int) -> tuple[Callable, Callable
     spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
     n_batches = spec.n_examples // comm.size // spec.batch_size
 
+    def servers() -> list[psutil.Process]:
+        family = kinds_of(descendants(os.getpid()))
+        return [process for process, kind in family.items() if kind == PEER]
+
     def step(_loader: object, _batch: list) -> float:
         epoch, place = divmod(next(numbers), n_batches)
         if fault and comm.rank == 1 and epoch and place == n_batches // 2:
-            for server in _servers():
+            for server in servers():
                 server.send_signal(fault)
         comm.mpi_comm.Barrier()
         return 0.0
 
     def idle() -> dict:
-        is_idle = spec.has_peers and not fault  # a server that was hit says nothing
-        return {"idle_cpu_seconds": _idle_cpu_seconds() if is_idle else 0.0}
+        if fault or not spec.has_peers:  # a server that was hit says nothing
+            return {"idle_cpu_seconds": 0.0}
+        time.sleep(_IDLE_SECONDS / 2)  # what is staged ahead comes first
+        pids = [server.pid for server in servers()]
+        before = sum(map(cpu_seconds, pids))
+        time.sleep(_IDLE_SECONDS)
+        return {"idle_cpu_seconds": sum(map(cpu_seconds, pids)) - before}
 
     return step, idle
 
@@ -116,9 +115,8 @@ def run_epochs(
 ) -> dict:
     """Do one run of ranks in lockstep, with room for a fraction of the data.
 
-    Returns:
-        ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch, the
-        mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
+    Returned are ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first
+    mini-batch, the mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
     """
     usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
     spec = replace(spec, **{**usual, **asked})
@@ -132,34 +130,20 @@ def run_epochs(
     }
 
 
-def _servers() -> list[psutil.Process]:
-    """Return the servers of this rank."""
-    family = kinds_of(descendants(os.getpid()))
-    return [process for process, kind in family.items() if kind == PEER]
-
-
-def _idle_cpu_seconds() -> float:
-    """Return the CPU that the servers of this rank take while nothing is asked of them."""
-    time.sleep(_IDLE_SECONDS / 2)  # what is staged ahead comes first
-    servers = [server.pid for server in _servers()]
-    before = sum(map(cpu_seconds, servers))
-    time.sleep(_IDLE_SECONDS)
-    return sum(map(cpu_seconds, servers)) - before
-
-
 def measure(options: Options, scratch: Path) -> dict:
     found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
     if "serving" in options.parts:
         points = [{"size_bytes": size, "kind": kind} for size in _FILE_BYTES for kind in _SERVED]
-        common = {"is_quick": options.quick, "scratch": scratch}
-        call_in_turns(points, 1 if options.quick else 5, take_served, **common)
+        n_bytes, n_rounds, n_repeats = (10**7, 1, 1) if options.quick else (5 * 10**7, 20, 5)
+        common = {"n_bytes": n_bytes, "n_rounds": n_rounds, "scratch": scratch}
+        isolated.call_in_turns(points, n_repeats, take_served, **common)
         found["serving"] = points
     return found
 
 
 def measure_epochs(options: Options, scratch: Path) -> dict:
     base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
-    kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
+    kinds = {kind for kind in options.kinds if kind != "torch" or is_installed("torch")}
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
         for n, f, kind in RUNS if kind in kinds
@@ -167,11 +151,10 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
 
     def run(point: dict) -> dict:
         spec = replace(base, **options.usual, n_examples=point["examples"])
-        n_nodes = point["nodes"]
-        size = _N_RANKS // n_nodes, n_nodes, point["fraction"]
-        return run_epochs(spec, *size, **KINDS[point["kind"]])
+        n_ranks = _N_RANKS // point["nodes"]
+        return run_epochs(spec, n_ranks, point["nodes"], point["fraction"], **KINDS[point["kind"]])
 
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {**facts, "points": points}
 
 
@@ -188,15 +171,13 @@ def _idle_percent(point: dict) -> str:
 
 _FIRST, _LATER = slice(1), slice(1, None)
 _COLUMNS = {
-    "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %",
-    "": "{kind}",
+    "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %", "": "{kind}",
     "reads, epoch 1": partial(_mean, "reads", _FIRST),
     "reads, later ones": partial(_mean, "reads", _LATER),
     "seconds, epoch 1": partial(_mean, "seconds", _FIRST),
     "seconds, later ones": partial(_mean, "seconds", _LATER),
-    "first mini-batch, s": "{first_seconds:.2f}",
-    "CPU of an idle server, %": _idle_percent,
-}
+    "first mini-batch, s": "{first_seconds:.2f}", "CPU of an idle server, %": _idle_percent
+}  # fmt: skip
 
 
 def marks(result: dict) -> list[tuple]:
@@ -215,20 +196,20 @@ def marks(result: dict) -> list[tuple]:
 
 def take_served(request: dict) -> dict:
     """Fetch all files from a server that is a fork of this process; tell the rate, and the CPU."""
-    size_bytes, n_rounds = request["size_bytes"], 1 if request["is_quick"] else 20
+    size_bytes, n_rounds, kind = request["size_bytes"], request["n_rounds"], request["kind"]
     at_once = min(64, _MOST_ASKED_BYTES // size_bytes)
-    n_files = (10**7 if request["is_quick"] else 5 * 10**7) // size_bytes // at_once * at_once
-    names = [str(number) for number in range(n_files)]
-    batches = [names[first : first + at_once] for first in range(0, n_files, at_once)] * n_rounds
-    if request["kind"] == "peers":
+    n_files = request["n_bytes"] // size_bytes // at_once * at_once
+    if kind == "peers":
+        names = [str(number) for number in range(n_files)]
         directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
         serve = partial(_serve_files, directory, names, size_bytes)
-        fetch = partial(_fetch_files, batches)
+        batches = [names[first : first + at_once] for first in range(0, n_files, at_once)]
+        fetch = partial(_fetch_files, batches * n_rounds)
     else:
-        n_pieces = at_once if request["kind"] == "stream" else 1  # of an answer
-        n_answers, n_ahead = (n * at_once // n_pieces for n in (len(batches), _N_REQUESTS))
-        n_different = n_files if request["kind"] == "other answers" else n_pieces
+        n_pieces = at_once if kind == "stream" else 1  # of an answer
+        n_different = n_files if kind == "other answers" else n_pieces
         serve = partial(_serve_bytes, os.urandom(size_bytes * n_different), size_bytes * n_pieces)
+        n_answers, n_ahead = n_files * n_rounds // n_pieces, _N_REQUESTS * at_once // n_pieces
         fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = get_context("fork").Process(target=serve, args=(listener,), daemon=True)
@@ -241,9 +222,7 @@ def take_served(request: dict) -> dict:
     return {"mb_per_s": rate, "cpu_us": used_seconds / n_sent * 1e6}
 
 
-def _serve_files(
-    directory: str, names: list[str], size_bytes: int, listener: socket.socket
-) -> None:
+def _serve_files(directory: str, names: list[str], size: int, listener: socket.socket) -> None:
     """Stage files and serve them as a node does."""
     from bench.harness.store_access import stage_bytes, store_in
     from overlapiter.peers.catalogue import Catalogue
@@ -252,9 +231,8 @@ def _serve_files(
     from overlapiter.store.site import Site
 
     prepare(directory)
-    store = store_in(directory)
-    stage_bytes(store, names, os.urandom(size_bytes))
-    store.close()
+    with contextlib.closing(store_in(directory)) as store:
+        stage_bytes(store, names, os.urandom(size))
     server = Server(listener, _SECRET, Catalogue([Site(directory)], "/nowhere", "", ""), since=0)
     while True:
         server.take_turn()
@@ -281,10 +259,11 @@ def _fetch_files(batches: list[list[str]], address: tuple, server: int) -> np.nd
     from overlapiter.peers.connection import Connection
     from overlapiter.store.extents import checksum_of, keys_of
 
-    # It lets the client in when it is ready.
-    key_of, connection = keys_of("/nowhere"), Connection(address, _SECRET, 30.0, _PATIENCE_SECONDS)
+    key_of = keys_of("/nowhere")
     keys = {name: key_of(f"/nowhere/{name}") for batch in batches for name in batch}
     encoded = [[name.encode() for name in batch] for batch in batches]
+    # It lets the client in when it is ready.
+    connection = Connection(address, _SECRET, 30.0, _PATIENCE_SECONDS)
     start = _clocks(server)
     connection.ask(encoded[0])
     for batch, following in itertools.zip_longest(batches, encoded[1:]):

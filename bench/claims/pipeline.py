@@ -1,13 +1,8 @@
 """Where the time of the pipeline goes: cold, staged and local, beside the opponents and the limits.
 
-All runs are over the same photographs, 250 mini-batches of 32, each in a process of its own and
-with a staging directory of its own, in turns::
-
-    python -m bench pipeline --mount fuse            # a real mount with a delay, some 8 minutes
-    python -m bench pipeline --mount emulated        # a delay inside open, without privileges
-    python -m bench pipeline --source /lustre/images --pairs /lustre/images/pairs.txt
-
-bench/results/README.md says what is measured, and what the loops and the ceiling are.
+python -m bench pipeline --mount fuse            # a real mount with a delay, some 8 minutes
+python -m bench pipeline --mount emulated        # a delay inside open, without privileges
+python -m bench pipeline --source /lustre/images --pairs /lustre/images/pairs.txt
 """
 
 from __future__ import annotations

@@ -1,15 +1,5 @@
 """``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
 
-PyTorch's reads the slow store with 2 to 64 workers, and the local disk with 2; ours has 2 workers,
-with nothing staged before and with everything, or on a machine of more cores also more::
-
-    python -m bench pytorch
-    python -m bench pytorch --mount fuse
-    python -m bench pytorch-16-cores
-
-``import torch`` is done before the clock starts. Our workers are not forked from the trainer; they
-import it, too, while the clock runs, if the data set does: that is a line of its own.
-
 On the FUSE mount NVIDIA DALI's CPU pipeline and Meta's SPDL do the same work, where they are
 installed: ``pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12`` (1 GB), ``pip install spdl``.
 """
@@ -22,10 +12,10 @@ from operator import itemgetter
 from pathlib import Path
 
 from bench.claims import in_memory
+from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import option, picked
 from bench.harness.tables import Wanted, compared, share_of
-from bench.harness.turns import call_in_turns, name_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import PACKAGES
@@ -83,16 +73,16 @@ def measure(options: Options, scratch: Path) -> dict:
     ]  # fmt: skip
     result = run_points(options, scratch, points, longest * options.batch_size)
     imported, own = [{"name": "import"}], [{"loader": "torch-unlocked"}, {"loader": _TRAINER}]
-    call_in_turns(imported, options.repeats, take)
+    isolated.call_in_turns(imported, options.repeats, take)
     held = picked(in_memory.Options(batches=80), in_memory.ASKED)
-    call_in_turns(own, options.repeats, in_memory.take, compute_ms=0.0, **held)
+    isolated.call_in_turns(own, options.repeats, in_memory.take, compute_ms=0.0, **held)
     found = targets([*result["points"], *imported, *own])
     return {**result, "targets": found, "absent": absent}
 
 
 def targets(points: list[dict]) -> list[dict]:
     """Compare the runs of each repeat, of those points that have run."""
-    runs = {name_of(point): point["runs"] for point in points}
+    runs = {isolated.name_of(point): point["runs"] for point in points}
     stock = [name for name in runs if name.startswith("torch, ")] or [None]
     two, cold, importing = "torch, 2 workers", "overlap-torch", "overlap-torch-importing"
     most = [cold, *(name for name in runs if name.startswith(f"{cold}, "))][-1]  # workers of ours

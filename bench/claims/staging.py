@@ -1,19 +1,8 @@
 """What staging takes: reads in flight, and CPU, for files that are read but not decoded.
 
-There are three experiments, by ``--part``; those that are published have names of their own::
-
-    python -m bench reads-in-flight                  # reads
-    python -m bench evicting                         # evicting
-    python -m bench evicting --local /mnt/xfs        # the same on another disk
-    python -m bench large-files                      # sizes
-
-* ``reads``: files per second in the second half of a run, for reads in flight that tune themselves
-  and for fixed numbers of them; how many were allowed then; the seconds until 90 % of that rate was
-  reached; and the CPU time that staging one file takes.
-* ``evicting``: microseconds of CPU for a file, in the pipeline; and by driving the store, at once
-  (``dirty``) and after the disk has written them (``written``): a hole then costs a fraction.
-* ``sizes``: bytes for a second of CPU, of the prefetchers with their start, or of ``cp -r``. The
-  files lie in the page cache. What the disk does later, on behalf of either, does not count.
+There are three experiments, by ``--part``; those that are published have names of their own:
+``reads-in-flight`` of reads, ``evicting``, of which ``--local`` names another disk, and
+``large-files`` of sizes.
 """
 
 from __future__ import annotations
@@ -33,13 +22,12 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, median_of, table
-from bench.harness.turns import take_turns
 from bench.loaders.files import make_files, read_files
 from bench.loaders.report import staging_us, verified
 from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
 from bench.loaders.spec import RunSpec
 
-STATES = ("dirty", "written")
+STATES = ("dirty", "written")  # of files that are evicted by driving the store
 _SIZES = [110_000, 10**6, 10**7]
 _PART_FILES, _FILE_BYTES = 8, 20_800
 _WINDOW_SECONDS = 0.5
@@ -95,8 +83,8 @@ def points_of(options: Options) -> list[dict]:
 
 def spec_with_files(point: dict, options: Options, scratch: Path) -> RunSpec:
     """Return the run that stages the files of a point, once they are there."""
-    n_files, size = point.get("n_examples", options.files), point.get("file_bytes")
-    if size:
+    n_files = point.get("n_examples", options.files)
+    if size := point.get("file_bytes"):
         options.root = scratch / f"source-{size}"
         options.pairs = options.root.with_suffix(".txt")
         if not options.pairs.exists():  # of many small ones, most are links to the others
@@ -112,11 +100,11 @@ def measure(options: Options, scratch: Path) -> dict:
     def run(point: dict) -> dict:
         name, spec = point.get("name", ""), specs[id(point)]
         if name in STATES:
-            request = {"name": name, "local": scratch, "n_files": spec.n_examples}
+            request = {"name": name, "local": scratch, "n_files": options.files}
             return isolated.call(drive, request)
         return copy(spec) if name.startswith("cp") else stage(spec)
 
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     if options.part != "reads":
         return {"points": points, "store": "local disk"}
     found = {"points": points, "data": "files of 20 kB, read but not decoded"}
@@ -147,9 +135,8 @@ def copy(spec: RunSpec) -> dict:
 def drive(request: dict) -> dict:
     """Stage files through the store in this process and evict them.
 
-    Returns:
-        ``stage_us`` and ``evict_us``, of the CPU of this process for a file, and ``charged_bytes``
-        that are left in the end, of its reservation.
+    Returned are ``stage_us`` and ``evict_us``, of the CPU of this process for a file, and
+    ``charged_bytes`` that are left in the end, of its reservation.
     """
     from bench.harness.store_access import stage_bytes, store_in
 
@@ -179,12 +166,9 @@ def facts(taken_at: np.ndarray, reads: np.ndarray, batch_size: int) -> dict[str,
     ends = np.searchsorted(taken_at, taken_at + _WINDOW_SECONDS, side="right")
     rates = (ends - np.arange(len(taken_at))) * batch_size / _WINDOW_SECONDS
     reached = taken_at[np.argmax(rates >= 0.9 * rate)]
-    return {
-        "files_per_second": float(rate),
-        "seconds_to_90_percent": float(reached - taken_at[0]),
-        "first_batch_seconds": float(taken_at[0]),
-        "reads": float(np.median(reads[middle:])),
-    }
+    found = {"files_per_second": rate, "seconds_to_90_percent": reached - taken_at[0]}
+    found |= {"first_batch_seconds": taken_at[0], "reads": np.median(reads[middle:])}
+    return {name: float(number) for name, number in found.items()}
 
 
 def evicting_us(whole: dict, part: dict) -> float:
@@ -199,7 +183,6 @@ def rate(run: dict[str, float]) -> float:
     return run["bytes"] / run["seconds"]
 
 
-#: The last one of ``evicting`` only explains the others.
 TARGETS: tuple[Wanted, ...] = (
     ("evicting, in the pipeline", "µs", 20, ("whole", "part"), evicting_us),
     *((f"evicting, store, {each}", "µs", 20, (each,), itemgetter("evict_us")) for each in STATES),
@@ -210,12 +193,10 @@ TARGETS: tuple[Wanted, ...] = (
 _SETTINGS = {
     "ms/open": "{open_ms}",
     "reads in flight": lambda point: point["reads_in_flight"] or "self-tuned",
-    "files/s": "{files_per_second:,.0f}",
-    "reads": "{reads:.0f}",
-    "s to 90 %": "{seconds_to_90_percent:.2f}",
-    "first, s": "{first_batch_seconds:.2f}",
-    "µs of CPU for a file": "{cpu_us_per_file:.0f}",
-}
+    "files/s": "{files_per_second:,.0f}", "reads": "{reads:.0f}",
+    "s to 90 %": "{seconds_to_90_percent:.2f}", "first, s": "{first_batch_seconds:.2f}",
+    "µs of CPU for a file": "{cpu_us_per_file:.0f}"
+}  # fmt: skip
 _OF_SIZES = {
     "way": "{name}",
     "files": "{n_examples}",

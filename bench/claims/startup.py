@@ -1,11 +1,4 @@
-"""How long a loader takes to start, and how much memory each of its processes has of its own.
-
-Measured are the seconds from the constructor to the first mini-batch, and after some hundred
-mini-batches the private memory of every process (the pages that no other process shares), for 2 to
-16 file readers, and for a short and a long list of files, which is the short one repeated::
-
-    python -m bench startup
-"""
+"""How long a loader takes to start, and how much memory each of its processes has of its own."""
 
 from __future__ import annotations
 
@@ -43,12 +36,10 @@ def _megabytes(kind: str, point: dict) -> str:
 
 
 _COLUMNS = {
-    "loader": "{loader}",
-    "files": "{n_examples:,}",
-    "readers": "{n_readers}",
+    "loader": "{loader}", "files": "{n_examples:,}", "readers": "{n_readers}",
     "first mini-batch, s": "{first_batch_seconds:.2f}",
     "[min, max]": "[{first_batch_seconds.min:.2f}, {first_batch_seconds.max:.2f}]",
     "finalize, s": "{finalize_seconds:.2f}",
-    **{f"MB of a {kind}": partial(_megabytes, kind) for kind in _KINDS},
-}
+    **{f"MB of a {kind}": partial(_megabytes, kind) for kind in _KINDS}
+}  # fmt: skip
 TABLES = {"startup": _COLUMNS}

@@ -1,13 +1,4 @@
-"""How long a start takes when many files are staged, in whatever state they were left.
-
-The index of a staging directory is filled with a row for each file. Then an iterator over as many
-files starts and takes some mini-batches, none of which is staged::
-
-    python -m bench startup-staged
-
-The directory was left ``closed``; ``killed`` between changing a sixth of all rows, not yet written
-back, and copying some files; or before ``another boot`` of the node, so that it is checked.
-"""
+"""How long a start takes when many files are staged, in whatever state they were left."""
 
 from __future__ import annotations
 
@@ -15,12 +6,12 @@ import os
 import signal
 import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted
-from bench.harness.turns import take_turns
 from bench.loaders.run import run_loader
 from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
@@ -47,8 +38,7 @@ def names_of(n_files: int) -> list[str]:
 def leave(request: dict) -> dict:
     """Leave the staging directory in a state, without what the last run has staged.
 
-    With ``filled``, rows are added to an index that is empty. With ``killed``, this process does
-    not return.
+    ``filled`` adds rows to an index that is empty, ``killed`` does not return.
     """
     from bench.harness.store_access import stage_bytes, store_in, wanted_of
     from overlapiter.store.generation import generation_of, index_path
@@ -65,10 +55,8 @@ def leave(request: dict) -> dict:
         os.kill(os.getpid(), signal.SIGKILL)
     store.close()
     if request["state"] == "another boot":
-        connection = sqlite3.connect(index_path(generation_of(staging)))
-        with connection:
-            connection.execute("UPDATE fact SET value='another' WHERE name='boot'")
-        connection.close()
+        with closing(sqlite3.connect(index_path(generation_of(staging)))) as index, index:
+            index.execute("UPDATE fact SET value='another' WHERE name='boot'")
     return {}
 
 
@@ -96,7 +84,7 @@ def measure(options: Options, scratch: Path) -> dict:
         return isolated.call(run_loader, spec)
 
     points = [{"name": state} for state in STATES]
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {"points": points}
 
 

@@ -1,15 +1,12 @@
 """The 1,000-mini-batch benchmark: every loader builds the same mini-batches from a slow store.
 
 1,000 mini-batches of 32 images of 256x256 pixels are 32,000 different files, so no read is served
-by an earlier one. Without a slow store at hand one is emulated for all loaders alike::
+by an earlier one. Fewer are built where a rate is low or steady: the table says how many.
 
     python -m bench                             # a first look: fewer mini-batches, a minute
     python -m bench thousand --whole            # one point of the experiment, some 6 minutes
     python -m bench thousand --whole --sweep    # over 1 to 16 processes, an hour or so
     python -m bench --source /lustre/imagenet --pairs /lustre/imagenet/pairs.txt
-
-A rate needs fewer mini-batches than 1,000 where it is low or steady: how many each loader built
-stands in the table.
 """
 
 from __future__ import annotations
@@ -54,7 +51,9 @@ class Options(MountOptions):
 
     def check(self) -> None:
         usual = _WHOLE if self.whole else _FIRST_LOOK
-        self.loaders = self.loaders or _usual_loaders()
+        if not self.loaders and not is_installed("chainer"):
+            require("torch")
+        self.loaders = self.loaders or (_LOADERS if is_installed("chainer") else _WITHOUT_CHAINER)
         vars(self).update({k: n for k, n in usual.items() if getattr(self, k) is None})
         self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
@@ -63,13 +62,6 @@ class Options(MountOptions):
         if self.sweep and "overlap" not in self.loaders:
             raise OptionsError("--sweep varies overlap, which needs Chainer: give it to --loaders")
         super().check()
-
-
-def _usual_loaders() -> list[str]:
-    if is_installed("chainer"):
-        return _LOADERS
-    require("torch")
-    return _WITHOUT_CHAINER
 
 
 def points_of(options: Options) -> list[dict]:
@@ -119,18 +111,15 @@ _RATE_WORDS = "images per second (median, minimum and maximum)"
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw every figure for which ``result`` has data.
 
-    ``-prefetchers``: the four parts of a file reader's time over the prefetchers; ``-readers``: the
-    same over the file readers; ``-loaders``: images per second of the loaders over the file
-    readers, or a bar for each.
+    Of a sweep the four parts of a file reader's time over the ``-prefetchers`` and the
+    ``-readers``, and the rates of the ``-loaders`` over the readers; else of these a bar for each.
     """
     points, options = result["points"], result["options"]
-    figures = {"loaders": partial(_draw_bars, points)}
+    figures = {"loaders": _draw_bars}
     if options["sweep"]:
-        figures = {
-            "prefetchers": partial(_draw_parts, points, "n_prefetchers", "n_readers"),
-            "readers": partial(_draw_parts, points, "n_readers", "n_prefetchers"),
-            "loaders": partial(_draw_lines, points),
-        }
+        of_prefetchers = partial(_draw_parts, varies="n_prefetchers", fixed="n_readers")
+        of_readers = partial(_draw_parts, varies="n_readers", fixed="n_prefetchers")
+        figures = {"prefetchers": of_prefetchers, "readers": of_readers, "loaders": _draw_lines}
     cache = "warm" if "source" in options else "cold"  # a place of the user's is not published
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
@@ -139,11 +128,11 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     paths = {stem.with_name(f"{stem.name}-{name}.png"): draw for name, draw in figures.items()}
     for path, draw in paths.items():
         with drawn(path, result, *lines, space_inches=0.5) as axes:
-            draw(axes)
+            draw(points, axes)
     return [*paths]
 
 
-def _draw_parts(points: list[dict], varies: str, fixed: str, axes: Axes) -> None:
+def _draw_parts(points: list[dict], axes: Axes, varies: str, fixed: str) -> None:
     """Draw stacked bars: the mean seconds per file reader, over a number of processes."""
     points = _of(points, "overlap", **{fixed: _SWEEP[fixed]})
     counts, bottom = [str(point[varies]) for point in points], np.zeros(len(points))

@@ -1,16 +1,4 @@
-"""Training with `overlapiter train`: scaling, validation that hides, the server's updates, a death.
-
-Each run is a job of mpiexec with one server and some workers, and a model without a framework: its
-mini-batch waits, as for a GPU, or computes for as long, on one core::
-
-    python -m bench training
-
-``scaling`` is the speed beside that of one worker. ``hidden`` is the part of the validation's time,
-as it is with `--validation inline`, that a mode takes off the run; workers that validate do not
-train meanwhile, so with 4 of them it is at most three quarters. ``updates`` are applied by the
-server as fast as two workers, which compute nothing, send them. With a ``killed`` worker the time
-lost is that beyond what the same mini-batches take the workers that are there.
-"""
+"""Training with `overlapiter train`: scaling, hidden validation, the server's updates, a death."""
 
 from __future__ import annotations
 
@@ -29,14 +17,11 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, median_of, missed, table
-from bench.harness.turns import take_turns
 
 _BATCH = 10
 _NONE = "the same without validation"
 _SIZES = (10_000, 100_000, 1_000_000, 5_000_000)
-
-
-# --- what each rank does ------------------------------------------------------------------------
+_RANK = "OMPI_COMM_WORLD_RANK"
 
 
 class Numbers:
@@ -63,18 +48,18 @@ def model_of(request: dict) -> SimpleNamespace:
     def work(*_arguments: object) -> tuple[float]:
         if request["does"] == "waits":
             time.sleep(request["seconds"])
-            return (0.0,)
-        until = time.thread_time() + request["seconds"]  # a busy core makes it take longer
-        while time.thread_time() < until:
-            matrix @ matrix
+        else:  # on a busy core it takes longer
+            until = time.thread_time() + request["seconds"]
+            while time.thread_time() < until:
+                matrix @ matrix
         return (0.0,)
 
     def gradient(_batch: object, gradient: np.ndarray, _seed: int) -> tuple[float]:
-        measures = work()
+        work()
         if next(steps) == request.get("dies_at") and os.environ.get(_RANK) == "2":
             os.kill(os.getpid(), signal.SIGKILL)
         gradient[:] = 0
-        return measures
+        return (0.0,)
 
     return SimpleNamespace(
         layout=str(request["n"]), measure_names=("loss",), n_state=0,
@@ -83,35 +68,23 @@ def model_of(request: dict) -> SimpleNamespace:
     )  # fmt: skip
 
 
-_RANK = "OMPI_COMM_WORLD_RANK"
-
-
 def rank(request: dict) -> dict | None:
     """Train as one rank; rank 0 returns how long it took from the first gradient to the end."""
     import overlapiter.mpi
     from overlapiter.mpi.training.job import NoListener
 
-    times = []
-
-    class Listener(NoListener):
-        def progress(self, *_facts):
-            times.append(time.monotonic())
-
-        epoch = progress
-
-    records = overlapiter.mpi.train(
-        lambda: model_of(request), request["train"], request["val"], listener=Listener(),
-        data=f"{__file__}:Numbers", batch=_BATCH, epochs=request["epochs"],
-        optimizer=request.get("optimizer", "sgd"), validation=request.get("validation", "thread"),
-        out=request["out"],
-    )  # fmt: skip
+    times: list[float] = []
+    listener = NoListener()
+    listener.progress = listener.epoch = lambda *_facts: times.append(time.monotonic())
+    usual = {"optimizer": "sgd", "validation": "thread"}
+    asked = {name: {**usual, **request}[name] for name in (*usual, "epochs", "out")}
+    files = {"data": f"{__file__}:Numbers", "batch": _BATCH, "listener": listener}
+    model, lists = partial(model_of, request), (request["train"], request["val"])
+    records = overlapiter.mpi.train(model, *lists, **files, **asked)
     if records is None:
         return None
     found = {"seconds": times[-1] - times[0], "updates": records[-1]["updates"]}
     return {**found, "examples": [record["examples"] for record in records]}
-
-
-# --- what is measured ---------------------------------------------------------------------------
 
 
 class Options(CommonOptions):
@@ -158,7 +131,7 @@ def run(point: dict) -> dict:
 
 def measure(options: Options, _scratch: Path) -> dict:
     points = points_of(options)
-    take_turns(points, options.repeats, run)
+    isolated.take_turns(points, options.repeats, run)
     return {"points": points}
 
 
@@ -167,7 +140,7 @@ def _speed(run: dict, one_worker: dict) -> float:
 
 
 def _hidden(run: dict, inline: dict, none: dict) -> float:
-    return 1 - (run["seconds"] - none["seconds"]) / (inline["seconds"] - none["seconds"])
+    return 1 - _hideable(none, run) / _hideable(none, inline)
 
 
 def _lost(run: dict) -> float:
@@ -176,27 +149,27 @@ def _lost(run: dict) -> float:
     return run["seconds"] - ideal
 
 
+def _hideable(none: dict, inline: dict) -> float:
+    return inline["seconds"] - none["seconds"]
+
+
 _VALIDATED = ("validation inline", _NONE)
 #: By kind of point: words for its figure, what it is compared with, and what makes it of the runs.
 _KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
     "scaling": ("{:.2f} times", ("{does}, 1 workers",), _speed),
     "hidden": ("{:.0%} hidden", _VALIDATED, _hidden),
-    "none": (
-        "{:.2f} s of validation to hide", _VALIDATED[:1], lambda a, b: b["seconds"] - a["seconds"]
-    ),
+    "none": ("{:.2f} s of validation to hide", _VALIDATED[:1], _hideable),
     "updates": ("{:,.0f} updates/s", (), lambda run: run["updates"] / run["seconds"]),
     "killed": ("{:.2f} s lost", (), _lost),
 }  # fmt: skip
+_SPEED = "speed of {} workers that {}, of 1"
+_HIDDEN = "of the validation's time, hidden by "
 TARGETS: tuple[Wanted, ...] = (
-    ("speed of 4 workers that wait, of 1", "", 3.6,
-     ("waits, 4 workers", "waits, 1 workers"), _speed),
-    ("of the validation's time, hidden by a thread", "", 0.9,
-     ("validation thread", *_VALIDATED), _hidden),
-    ("of the validation's time, hidden by 4 workers", "", None,
-     ("validation workers", *_VALIDATED), _hidden),
-    ("speed of 2 workers that compute, of 1", "", None,
-     ("computes, 2 workers", "computes, 1 workers"), _speed),
-)  # fmt: skip
+    (_SPEED.format(4, "wait"), "", 3.6, ("waits, 4 workers", "waits, 1 workers"), _speed),
+    (_HIDDEN + "a thread", "", 0.9, ("validation thread", *_VALIDATED), _hidden),
+    (_HIDDEN + "4 workers", "", None, ("validation workers", *_VALIDATED), _hidden),
+    (_SPEED.format(2, "compute"), "", None, ("computes, 2 workers", "computes, 1 workers"), _speed),
+)
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -213,9 +186,8 @@ def rows(result: dict) -> list[list[str]]:
 
     columns = {
         "run": lambda point: point["name"].replace("1 workers", "1 worker"),
-        "seconds": lambda point: f"{median_of(point, 'seconds'):.2f}",
-        "result": figure,
-    }
+        "seconds": lambda point: f"{runs[point['name']]['seconds']:.2f}", "result": figure
+    }  # fmt: skip
     return table(result["points"], columns)
 
 

@@ -1,35 +1,23 @@
-"""What one update of a model's weights costs the server of `overlapiter train`.
-
-The time of one update by optimizer, size of the model and means, beside plain NumPy and Chainer's
-own optimizer, each in one thread of a process of its own::
-
-    python -m bench updates
-
-``GB/s`` is the traffic that an update cannot do without: weights, gradient and slots read, weights
-and slots written.
-"""
+"""What one update of a model's weights costs the server of `overlapiter train`."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import compared, median_of, missed, share_of, table
-from bench.harness.turns import call_in_turns
 
 MEANINGS = {
-    "plain": "plain NumPy",
-    "chainer": "Chainer's optimizer",
-    "numpy": "NumPy by blocks",
-    "numba": "Numba, one pass",
-}
+    "plain": "plain NumPy", "chainer": "Chainer's optimizer", "numpy": "NumPy by blocks",
+    "numba": "Numba, one pass"
+}  # fmt: skip
 #: The learning rates that Chainer takes if it is given none.
 RATES = {"sgd": 0.01, "momentum": 0.01, "adam": 0.001, "adadelta": 1.0, "rmsprop": 0.01}
 OPTIMIZERS = tuple(RATES)
@@ -46,27 +34,24 @@ class Options(CommonOptions):
 
 def take(request: dict) -> dict:
     """Time updates in this process; return ``update_ms``, the median."""
-    random, n = np.random.default_rng(0), request["n"]
-    weights = random.standard_normal(n, np.float32)
-    gradient = random.standard_normal(n, np.float32) * np.float32(0.01)
-    update = _updater(request["optimizer"], request["means"], weights, gradient)
-    return {"update_ms": median(_timed(update, request["seconds"])) * 1e3}
+    random, name, means = np.random.default_rng(0), request["optimizer"], request["means"]
+    weights = random.standard_normal(request["n"], np.float32)
+    gradient = random.standard_normal(request["n"], np.float32) * np.float32(0.01)
+    make = {"plain": _plain, "chainer": _of_chainer}.get(means, partial(_of_server, means))
+    update = make(name, weights, gradient)
+    update()  # the first one may be slower
+    times, end = [], time.perf_counter() + request["seconds"]
+    while len(times) < 5 or time.perf_counter() < end:
+        start = time.perf_counter()
+        update()
+        times.append(time.perf_counter() - start)
+    return {"update_ms": median(times) * 1e3}
 
 
-def _updater(
-    name: str, means: str, weights: np.ndarray, gradient: np.ndarray
-) -> Callable[[], object]:
-    """Return what makes one update, after the first one, which may be slower."""
+def _of_server(means, name, weights, gradient):
     from overlapiter.mpi.training.optimizers import ServerOptimizer
 
-    if means == "plain":
-        update = _plain(name, weights, gradient)
-    elif means == "chainer":
-        update = _of_chainer(name, weights, gradient)
-    else:
-        update = partial(ServerOptimizer(name, RATES[name], means=means).update, weights, gradient)
-    update()
-    return update
+    return partial(ServerOptimizer(name, RATES[name], means=means).update, weights, gradient)
 
 
 def _plain(name, weights, gradient):
@@ -97,16 +82,6 @@ def _of_chainer(name, weights, gradient):
     return getattr(optimizers, names.get(name, "RMSprop"))().setup(link).update
 
 
-def _timed(call: Callable[[], object], seconds: float) -> list[float]:
-    """Return the seconds of each of many calls, at least five."""
-    times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return times
-
-
 def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
     middle = min(options.millions, key=lambda millions: abs(millions - 5))
@@ -119,7 +94,7 @@ def measure(options: Options, _scratch: Path) -> dict:
         if means != "numpy" or name == "adam"
         if means != "chainer" or millions == middle
     ]
-    call_in_turns(points, options.repeats, take, seconds=options.seconds)
+    isolated.call_in_turns(points, options.repeats, take, seconds=options.seconds)
     return {"points": points, "targets": targets(points)}
 
 
@@ -139,26 +114,23 @@ def rows(result: dict) -> list[list[str]]:
     columns = {
         "optimizer": lambda point: point["optimizer"],
         "weights": lambda point: f"{point['n'] / _MILLION:g} M",
-        "by": lambda point: MEANINGS[point["means"]],
-        "ms": lambda point: f"{ms_of(point):.3g}",
+        "by": lambda point: MEANINGS[point["means"]], "ms": lambda point: f"{ms_of(point):.3g}",
         "times as fast": lambda p: f"{ms_of(plain[p['optimizer'], p['n']]) / ms_of(p):.1f}",
-        "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}",
-        "GB/s": rate,
-    }
+        "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}", "GB/s": rate
+    }  # fmt: skip
     return table(result["points"], columns)
 
 
 def targets(points: list[dict]) -> list[dict]:
     """Return the gain of each means over plain NumPy for Adam; the published one is wanted."""
     runs = {(p["n"], p["means"]): p["runs"] for p in points if p["optimizer"] == "adam"}
-    return compared(
-        [
-            (f"Adam, {n / _MILLION:g} M, {MEANINGS[means]} / plain NumPy", "",
-             _TARGET if (n, means) == (5 * _MILLION, "numba") else None,
-             [(n, "plain"), (n, means)], share_of("update_ms"))
-            for n, means in runs if means != "plain"
-        ], runs,
-    )  # fmt: skip
+    wanted = [
+        (f"Adam, {n / _MILLION:g} M, {MEANINGS[means]} / plain NumPy", "",
+         _TARGET if (n, means) == (5 * _MILLION, "numba") else None,
+         [(n, "plain"), (n, means)], share_of("update_ms"))
+        for n, means in runs if means != "plain"
+    ]  # fmt: skip
+    return compared(wanted, runs)
 
 
 def marks(result: dict) -> list[tuple]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import compileall
-import dataclasses
 import datetime
 import functools
 import importlib
@@ -19,11 +17,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.harness.isolated import CHECKOUT, call
-from bench.harness.machine import commit_facts, machine_facts
-from bench.harness.options import OptionsError, add_arguments, keep_to_cores, require
+from bench.harness.isolated import CHECKOUT, call, name_of
+from bench.harness.machine import commit_facts, machine_facts, machine_words
+from bench.harness.options import OptionsError, keep_to_cores, parser_of, quick_of, require
 from bench.harness.tables import compared, rows_in, target_rows
-from bench.harness.turns import name_of
 from overlapiter.cli import console
 from overlapiter.cli.probe import file_system_of
 
@@ -72,16 +69,11 @@ def parse(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> A
     The arguments count more than ``--quick`` does, and that more than what is planned.
     """
     claim = claim_of(name)
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bench {name}", description=claim.__doc__, formatter_class=form
-    )
-    add_arguments(parser, claim.Options)
+    parser = parser_of(claim.Options, f"python -m bench {name}", claim.__doc__)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
     usual = parser.parse_args(planned)
     if parser.parse_args(arguments).quick:
-        known = {field.name: field.metadata for field in dataclasses.fields(claim.Options)}
-        vars(usual).update({k: each["quick"] for k, each in known.items() if "quick" in each})
+        vars(usual).update(quick_of(claim.Options))
     given = vars(parser.parse_args(arguments, usual)).items()
     # A run is a process in the folder of the checkout.
     options = claim.Options(**{k: v.absolute() if isinstance(v, Path) else v for k, v in given})
@@ -113,16 +105,10 @@ def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int
         disk, found = file_system_of(scratch).kind, claim.measure(options, Path(scratch))
     if found is None:  # one of several ranks, which has nothing to say
         return 0
-    facts = {
-        "benchmark": name,
-        **commit,
-        "date": began.isoformat(timespec="seconds"),
-        "command": command_of(name, [*planned, *words]),
-        "machine": machine_facts(),
-        "load_average": load_average,
-        "staging_filesystem": disk,
-        "options": options.published(),
-    }
+    date, command = began.isoformat(timespec="seconds"), command_of(name, [*planned, *words])
+    facts = {"benchmark": name, **commit, "date": date, "command": command}
+    facts |= {"machine": machine_facts(), "load_average": load_average}
+    facts |= {"staging_filesystem": disk, "options": options.published()}
     result = with_targets({**facts, **found})
     options.out.write_text(json.dumps(result) + "\n")
     written = os.path.relpath(options.out)
@@ -160,29 +146,23 @@ def command_of(name: str, arguments: Sequence[str]) -> str:
 
 def head(result: dict) -> str:
     """Return what stands above a result: machine, commit and store."""
-    machine = result["machine"]
     changed = f" and {len(result['changed'])} changed files" if result.get("changed") else ""
-    lines = [
-        f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
-        f"{result.get('commit', 'unknown')[:12]}{changed}, {result['staging_filesystem']}",
-        "; ".join(result[name] for name in _SAID if result.get(name)),
-    ]
-    return "\n".join(filter(None, lines))
+    commit = f"commit {result.get('commit', 'unknown')[:12]}{changed}"
+    facts = [machine_words(result), f"Python {result['machine']['python']}", commit]
+    said = "; ".join(result[name] for name in _SAID if result.get(name))
+    return "\n".join(filter(None, [", ".join([*facts, result["staging_filesystem"]]), said]))
 
 
 def place_of(result: dict) -> str:
     """Return on which machine, store and data a result was measured."""
-    machine = result["machine"]
-    processor = f"{machine['cores']} cores, {machine['processor']}"
-    facts = filter(None, (processor, result.get("store"), result.get("data")))
+    facts = filter(None, (machine_words(result), result.get("store"), result.get("data")))
     return f"Measured on {'; '.join(facts)}."
 
 
 def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
-    """Draw the figures of JSON files beside them; return their paths.
+    """Draw the figures of JSON files beside them, or of all into those of the first one.
 
-    In a process of its own: matplotlib keeps fonts open. Together, the points of all come into the
-    figures of the first one.
+    Their paths are returned. It is done in a process of its own: matplotlib keeps fonts open.
     """
     return call(_draw, (paths, is_together))["written"]
 
@@ -198,7 +178,7 @@ def _draw(request: tuple[Sequence[Path], bool]) -> dict:
         if hasattr(claim, "draw_all"):
             written += claim.draw_all(result, path.with_suffix(""))
         elif hasattr(claim, "marks"):
-            from bench.harness.figures import draw
+            from bench.harness import figures
 
-            written += draw(claim, result, path.with_suffix(""))
+            written += figures.draw(claim, result, path.with_suffix(""))
     return {"written": [str(path) for path in written]}

@@ -61,12 +61,11 @@ def workers(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
 
 
 def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
-    """Return what the descendants of this process have used since each of them started.
+    """Return by kind what the descendants of this process have used since each of them started.
 
-    Takes some milliseconds. What a worker used that has died and was replaced is missing. Those
-    that are none of ours are of the kind ``unnamed``. For each kind there are ``n_processes``;
-    ``seconds``, exact to the microsecond; and ``user_seconds`` and ``system_seconds``, each in
-    ticks of the kernel, usually 10 ms.
+    Takes some milliseconds. What a worker used that has died and was replaced is missing. There are
+    ``n_processes``; ``seconds``, exact to the microsecond; and ``user_seconds`` and
+    ``system_seconds`` in ticks of the kernel, usually 10 ms.
     """
     found: dict[str, Counter[str]] = {}
     for process, kind in kinds_of(descendants(os.getpid())).items():
@@ -79,10 +78,7 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what one process has used, in all its threads, those that have ended included.
-
-    It is 0 for a process that is not there.
-    """
+    """Return what a process has used, in all its threads, ended ones too; 0 if it is not there."""
     with contextlib.suppress(OSError):
         # The clock of another process: clock_getcpuclockid(3), which Python does not have.
         return time.clock_gettime((~pid << 3) | 2)

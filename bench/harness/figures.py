@@ -17,13 +17,13 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from bench.harness.machine import machine_words
 from bench.harness.tables import spread
 
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
 BLACK, GREY, DARK = "#000000", "#999999", "#555555"
 SKY, BLUE, GREEN, ORANGE, RED = "#56B4E9", "#0072B2", "#009E73", "#E69F00", "#D55E00"
 _STYLE = {
-    "figure.figsize": (7.0, 4.3),
     "figure.dpi": 150,
     "font.size": 10,
     "axes.spines.top": False,
@@ -56,20 +56,17 @@ def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: 
 def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
     """Draw the ``marks`` of a claim, if there are some, with one legend below; return the file.
 
-    They are tuples of the title of a panel, the label of a series, a place, and the values there of
-    all runs.
-
-    Medians, minima and maxima are lines where the places are numbers, and bars in groups where they
-    are words.
+    A mark is the title of a panel, the label of a series, a place, and the values there of all
+    runs. Their medians, minima and maxima are lines where places are numbers, else bars.
     """
     panels: dict[str, Series] = {}
     for title, label, place, values in claim.marks(result):
         panels.setdefault(title, {}).setdefault(label, {})[place] = spread(values)
     if not panels:
         return []
-    said = [result[name] for name in ("store", "data") if result.get(name)]
-    if (n_runs := result["options"]["repeats"]) > 1:
-        said.append(f"medians of {n_runs} runs")
+    n_runs = result["options"]["repeats"]
+    repeats = f"medians of {n_runs} runs" if n_runs > 1 else ""
+    said = filter(None, [result.get("store"), result.get("data"), repeats])
     path, labels = stem.with_suffix(".png"), {label for each in panels.values() for label in each}
     n_rows = -(-len(labels) // 2) * (1 + max(label.count("\n") for label in labels))
     shape = {"n_axes": len(panels), "space_inches": 0.6 + 0.18 * n_rows}
@@ -105,28 +102,20 @@ def _bars(axes: Axes, series: Series) -> None:
 
 @contextlib.contextmanager
 def drawn(
-    path: Path,
-    result: dict,
-    *lines: str,
-    n_axes: int = 1,
-    sharey: bool = False,
-    space_inches: float = 0.4,
-    **settings: object,
+    path: Path, result: dict, *lines: str, n_axes=1, sharey=False, space_inches=0.4, **settings: Any
 ) -> Iterator[Any]:
     """Give a block the axes to draw on, an array of them if several, and then write the figure.
 
     Then all axes get the settings, by the names that ``Axes.set`` has for them. Below stand the
     lines, and what was measured where.
     """
-    size = (max(4.7 * n_axes, 7.0), 4.3)
-    figure, axes = plt.subplots(1, n_axes, sharey=sharey, figsize=size)
+    width, height = max(4.7 * n_axes, 7.0), 4.3
+    figure, axes = plt.subplots(1, n_axes, sharey=sharey, figsize=(width, height))
     yield axes
     for each in np.atleast_1d(axes):
         each.set(**settings)
-    machine = result.get("machine")
-    words = [f"{machine['cores']} cores, {machine['processor']}"] if machine else []
-    figure.tight_layout(rect=(0, space_inches / figure.get_figheight(), 1, 1))
-    text, bottom = "\n".join([*lines, *words]), 0.08 / figure.get_figheight()
-    figure.text(0.01, bottom, text, fontsize=7, color=DARK)
+    figure.tight_layout(rect=(0, space_inches / height, 1, 1))
+    text = "\n".join([*lines, machine_words(result)])
+    figure.text(0.01, 0.08 / height, text, fontsize=7, color=DARK)
     figure.savefig(path)
     plt.close(figure)

@@ -1,7 +1,6 @@
 """A function in a process of its own, or in ranks, so that starts are cold and memory is clean.
 
-The request is pickled, the answer is JSON, both in files: an orphan that kept a pipe open would
-block its parent.
+Request and answer are files: an orphan that kept a pipe open would block its parent.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
@@ -29,15 +29,9 @@ class RunFailedError(Exception):
 
 
 class Program:
-    """A process that is to call a function with a request.
+    """A process that is to call a function, at the top of a module, with a request.
 
-    Args:
-        function: At the top of a module; takes the request, returns a dict, or None for no answer.
-        request: What it takes.
-        folder: For the files of request and answer.
-
-    Attributes:
-        command: What starts it, in the folder of the checkout.
+    The function returns what JSON can hold, or None for no answer; ``command`` starts it.
     """
 
     def __init__(self, function: Callable, request: object, folder: str | os.PathLike[str]) -> None:
@@ -49,33 +43,24 @@ class Program:
         self.command = [*module, str(asked), str(self._answer)]
 
     def answer(self, status: int) -> dict:
-        """Return what the function returned, once its process has ended with this status.
-
-        Raises:
-            RunFailedError: It did not end well.
-        """
+        """Return what the function returned, once its process has ended well, with this status."""
         if status != 0 or not self._answer.exists():
             raise RunFailedError(f"{self.name} ended with {status}: {shlex.join(self.command)}")
         return json.loads(self._answer.read_text())
 
 
 def call(
-    function: Callable,
-    request: object,
-    launcher: Callable[[list[str]], list[str]] = list,
-    *,
-    most_seconds: float | None = None,
-    **environment: str,
-) -> dict:
-    """Call a function in a fresh process and return its answer; blocks until then.
+    function: Callable, request: object, launcher: Callable = list, *,
+    most_seconds: float | None = None, **environment: str,
+) -> dict:  # fmt: skip
+    """Call a function in a fresh process and return its answer, see :class:`Program`.
 
-    The launcher makes the command that starts a program, of several ranks for example; see
-    :class:`Program` for the others. The environment is what is added to that of this process. A
-    RunFailedError says that it did not end well, or took more than ``most_seconds``.
+    The launcher makes of its command another one, of several ranks for example. The environment is
+    what is added to that of this process. A RunFailedError says that it did not end well, or took
+    more than ``most_seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
-        program = Program(function, request, folder)
-        variables = {**os.environ, **environment}
+        program, variables = Program(function, request, folder), {**os.environ, **environment}
         command = launcher(program.command)
         process = subprocess.Popen(command, cwd=CHECKOUT, env=variables, stdin=subprocess.DEVNULL)
         try:
@@ -94,10 +79,7 @@ def call(
 def launch(
     program: list[str], n_ranks: int, n_nodes: int = 1, options: Sequence[str] = ()
 ) -> list[str]:
-    """Return the command of a job, in which each node is a group of ranks with a name.
-
-    It is Open MPI's mpiexec that starts it, with these options besides.
-    """
+    """Return the command of Open MPI's mpiexec; each node is a group of ranks with a name."""
     beside = Path(sys.executable).with_name("mpiexec")
     as_root = ["--allow-run-as-root"] * (os.geteuid() == 0)
     # Unbound: the workers of a rank would be confined to its one core.
@@ -107,6 +89,48 @@ def launch(
         name = ["env", f"OVERLAPITER_NODE=node-{number}"] if n_nodes > 1 else []
         command += [":"] * (number > 0) + ["-n", str(n_ranks), *name, *program]
     return command
+
+
+# --- in turns -----------------------------------------------------------------------------------
+
+
+def progress_bar(total: int, unit: str) -> Any:
+    """Return a bar on standard error, which shows nothing where that is no terminal."""
+    from tqdm import tqdm  # not in the workers, which import this module, too
+
+    tqdm.monitor_interval = 0  # no thread beside what is measured
+    return tqdm(total=total, unit=unit, disable=None)
+
+
+def name_of(point: dict) -> str:
+    """Return how a point is called in short; empty if it has no name."""
+    return point.get("name") or point.get("loader", "")
+
+
+def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
+    """Run every point so many times, and add what each run gives to the ``runs`` of its point.
+
+    There and back, so that a drift of the machine's speed favours no point.
+    """
+    n_runs = len(points) * n_repeats
+    print(f"{n_runs} runs follow", file=sys.stderr, flush=True)  # there may be no progress bar
+    with progress_bar(n_runs, "run") as progress:
+        for repeat in range(n_repeats):
+            for point in points[:: (-1) ** repeat]:
+                progress.set_description(name_of(point))
+                os.sync()  # what the run before wrote is not to slow down this one
+                point.setdefault("runs", []).append(run(point))
+                progress.update()
+
+
+def call_in_turns(
+    points: Sequence[dict], n_repeats: int, function: Callable[[dict], dict], **common: object
+) -> None:
+    """Call a function in turns with a point and ``common``, each time in a process of its own."""
+    take_turns(points, n_repeats, lambda point: call(function, {**common, **point, "runs": None}))
+
+
+# --- the end ------------------------------------------------------------------------------------
 
 
 class EndedError(SystemExit):

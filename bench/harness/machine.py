@@ -24,13 +24,16 @@ def machine_facts() -> dict[str, object]:
     found = reversed([*importlib.metadata.distributions()])
     installed = {each.name.lower(): each.version for each in found if each.name}
     return {
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": psutil.virtual_memory().total,
+        "cores": len(os.sched_getaffinity(0)), "memory_bytes": psutil.virtual_memory().total,
         "processor": [*names, platform.machine()][0],
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "packages": {name: installed[name] for name in _PACKAGES if name in installed},
-    }
+        "system": f"{platform.system()} {platform.release()}", "python": platform.python_version(),
+        "packages": {name: installed[name] for name in _PACKAGES if name in installed}
+    }  # fmt: skip
+
+
+def machine_words(result: dict) -> str:
+    """Return cores and processor of the machine of a result, in words."""
+    return f"{result['machine']['cores']} cores, {result['machine']['processor']}"
 
 
 def is_installed(module: str) -> bool:

@@ -50,20 +50,16 @@ def option(default: object, words: str, **others: object) -> Any:
     as a plain value. The others are ``quick``, the value with which a benchmark only shows that it
     runs; ``known`` for a list of names, and what separates them if no comma; ``choices``.
     """
-    metadata = {"help": words, **others}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=default.copy, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    is_list = isinstance(default, list)
+    usual = {"default_factory": default.copy} if is_list else {"default": default}
+    return dataclasses.field(**usual, metadata={"help": words, **others})
 
 
 @dataclasses.dataclass
 class CommonOptions:
-    """What every benchmark takes; a class of its own adds to it, or only changes a default.
+    """What every benchmark takes; a class of its own adds to it, or only changes defaults."""
 
-    Such a class is a dataclass, too. What it would ignore of the classes above is ``fixed``.
-    """
-
-    fixed = ()  # names of options that are not to be given
+    fixed = ()  # names of options of the classes above that it would ignore
     out: Path = option(Path(), "JSON file (bench/results/own)")
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
     repeats: int = option(3, "interleaved runs of each", quick=1)
@@ -92,8 +88,19 @@ class CommonOptions:
         return {name: value for name, value in used.items() if not isinstance(value, Path)}
 
 
-def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
-    """Add an argument for each field."""
+def quick_of(options: type[CommonOptions]) -> dict[str, Any]:
+    """Return the values with which a benchmark only shows that it runs, by name."""
+    known = {field.name: field.metadata for field in dataclasses.fields(options)}
+    return {name: metadata["quick"] for name, metadata in known.items() if "quick" in metadata}
+
+
+def parser_of(options: type[CommonOptions], program: str, text: str) -> argparse.ArgumentParser:
+    """Return what reads a command line, with an argument for each field."""
+    form, more = (
+        argparse.RawDescriptionHelpFormatter,
+        "bench/results/README.md says what it measures",
+    )
+    parser = argparse.ArgumentParser(program, None, text, more, formatter_class=form)
     types, usual = get_type_hints(options), vars(options())
     for field in dataclasses.fields(options):
         name, metadata, default = field.name, field.metadata, usual[field.name]
@@ -110,6 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions])
                 words["help"] += f" ({shown})".replace("%", "%%")
         names = [f"--{name.replace('_', '-')}", *["--staging"] * (name == "local")]
         parser.add_argument(*names, dest=name, **words)
+    return parser
 
 
 def _reader_of(kind: Any, known: Collection[str] = (), separator: str = ",") -> Callable:

@@ -26,10 +26,9 @@ def wanted_of(store: Store, names: Iterable[str]) -> list[Wanted]:
 
 
 def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
-    """Stage files that all contain the same, in two transactions; return their keys.
+    """Stage files that all contain the same, by paths below the source root; return their keys.
 
-    The names are paths below the source root. If ``data`` is empty, a block is charged and nothing
-    is written.
+    If ``data`` is empty, a block is charged and nothing is written.
     """
     wanted = wanted_of(store, names)
     mine = set(store.claim(wanted).mine)

@@ -43,10 +43,7 @@ def median_of(point: dict, *keys: str) -> float:
 
 
 def by_repeat(value_of: Callable[..., float], *runs: Sequence[dict]) -> list[float]:
-    """Return for each repeat what a function makes of the runs of some points in it.
-
-    Runs of the same repeat are compared, since the speed of a machine drifts.
-    """
+    """Return what a function makes of the runs of each repeat, since a machine's speed drifts."""
     return [value_of(*each) for each in zip(*runs, strict=True)]
 
 

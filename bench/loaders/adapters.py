@@ -54,9 +54,7 @@ def open_overlap(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loade
 
     options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
     if spec.loader != "overlap-local":
-        chosen = picked(spec, _CHOSEN)
-        chosen["peers"] = part.comm if spec.has_peers else None
-        options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
+        options["staging"] = _staging(spec, peers=part.comm if spec.has_peers else None)
     iterator = _iterator(spec, overlapiter.OverlapIterator, dataset, part, **options)
 
     def parts(_start: float, _end: float) -> dict[str, float]:
@@ -65,9 +63,8 @@ def open_overlap(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loade
         seconds = (getattr(found, f"{name}_seconds") / found.n_readers for name in names)
         return dict(zip(PARTS, seconds, strict=True))
 
-    told = parts, partial(_numbers, iterator), overlapiter.concat_examples
-    ends = iterator.finalize, lambda: iterator.is_new_epoch
-    return Loader(iterator.__next__, *ends, *told)
+    numbers = partial(_numbers, iterator)
+    return _of_chainer(iterator, parts, overlapiter.concat_examples, statistics=numbers)
 
 
 def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
@@ -80,8 +77,7 @@ def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
     np.random.seed(spec.seed)
     timed = TimedDataset(dataset, spec.n_readers)
     iterator = _iterator(spec, MultiprocessIterator, timed, part)
-    ends = iterator.finalize, lambda: iterator.is_new_epoch
-    return Loader(iterator.__next__, *ends, timed.parts, concat=concat_examples)
+    return _of_chainer(iterator, timed.parts, concat_examples)
 
 
 def open_copied(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
@@ -102,6 +98,17 @@ def _iterator(spec: RunSpec, make: type, dataset: Any, part: Part | None, **opti
     elif "seed" not in options:
         options["shuffle"] = spec.order == "own"
     return make(dataset, spec.batch_size, n_processes=spec.n_readers, **options)
+
+
+def _of_chainer(iterator: Any, parts: Callable, concat: Callable, **told: Callable) -> Loader:
+    ends = iterator.finalize, lambda: iterator.is_new_epoch
+    return Loader(iterator.__next__, *ends, parts, concat=concat, **told)
+
+
+def _staging(spec: RunSpec, **others: object) -> Any:
+    import overlapiter
+
+    return overlapiter.Staging(spec.staging, source=spec.root, **picked(spec, _CHOSEN), **others)
 
 
 def _numbers(observed: Any) -> dict[str, float]:
@@ -126,12 +133,11 @@ def open_synthetic(spec: RunSpec, dataset: Any, part: Part) -> Loader:
         n_taken += 1
         return batch
 
-    return Loader(
-        next_batch,
-        close=lambda: None,
-        is_new_epoch=lambda: n_taken * len(batch) % n_examples < len(batch),
-        concat=lambda _batch, _device: next(arrays),
-    )
+    def is_new_epoch() -> bool:
+        return n_taken * len(batch) % n_examples < len(batch)
+
+    told = {"is_new_epoch": is_new_epoch, "concat": lambda _batch, _device: next(arrays)}
+    return Loader(next_batch, lambda: None, **told)
 
 
 # --- of PyTorch -----------------------------------------------------------------------------------
@@ -165,9 +171,7 @@ def open_overlap_torch(spec: RunSpec, dataset: Any, _part: None = None) -> Loade
     import overlapiter
 
     options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
-    chosen = picked(spec, _CHOSEN)
-    options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
-    loader = overlapiter.torch.DataLoader(dataset, **options)
+    loader = overlapiter.torch.DataLoader(dataset, staging=_staging(spec), **options)
     return _collated(loader, loader.close, statistics=partial(_numbers, loader))
 
 
@@ -189,10 +193,7 @@ def _collated(batches: Iterable, end: Callable = lambda: None, **told: Callable)
 
 
 def open_dali(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
-    """Make a pipeline of DALI's, whose threads decode, one for each core.
-
-    Its own worker processes read the files, or else one thread, its own reader of files.
-    """
+    """Make a pipeline of DALI's, whose threads decode; workers of its own, or one thread, read."""
     from nvidia.dali import fn, types
     from nvidia.dali.pipeline import Pipeline
 
@@ -201,8 +202,7 @@ def open_dali(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     paths, ahead = [os.path.join(spec.root, p) for p, _ in pairs], {"prefetch_queue_depth": 4}
     how = {"device_id": None, "py_start_method": "fork", "py_num_workers": spec.n_readers}
     how |= {"num_threads": len(os.sched_getaffinity(0)), "prefetch_queue_depth": 2}
-    pipeline = Pipeline(spec.batch_size, **how)
-    with pipeline:
+    with Pipeline(spec.batch_size, **how) as pipeline:
         if spec.loader == "dali-files":
             encoded = fn.readers.file(files=paths, **ahead)[0]
         else:
@@ -234,17 +234,16 @@ def open_spdl(spec: RunSpec, dataset: Any, _part: None = None) -> Loader:
     """Make a pipeline of SPDL's, whose threads each call ``dataset[i]``."""
     from spdl.pipeline import PipelineBuilder
 
+    def arrays_of(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
+        images, labels = zip(*examples, strict=True)
+        return np.stack(images), np.array(labels)
+
     builder, size = PipelineBuilder().add_source(spec.indices().tolist()), spec.n_readers
     builder.pipe(dataset.__getitem__, concurrency=size, output_order="input")
-    builder.aggregate(spec.batch_size).pipe(_arrays_of).add_sink(3)
+    builder.aggregate(spec.batch_size).pipe(arrays_of).add_sink(3)
     pipeline = builder.build(num_threads=size)
     pipeline.start()
     return _collated(pipeline.get_iterator(), pipeline.stop)
-
-
-def _arrays_of(examples: list[Example]) -> tuple[np.ndarray, np.ndarray]:
-    images, labels = zip(*examples, strict=True)
-    return np.stack(images), np.array(labels)
 
 
 _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")

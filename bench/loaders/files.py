@@ -15,7 +15,6 @@ from PIL import Image
 from bench.harness.machine import is_installed
 
 _HEAD_BYTES = 64
-_N_THREADS = 64
 Example = tuple[np.ndarray, np.ndarray]
 
 
@@ -59,24 +58,15 @@ def images_of(pairs: list[tuple[str, int]], root: str) -> Any:
 
 
 def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -> None:
-    """Copy files before training, as users do by hand, ``n_streams`` at a time.
-
-    Blocks until all are there. The paths are relative to both directories; folders are made.
-    """
-    from concurrent.futures import ThreadPoolExecutor  # the workers import this module, too
-
+    """Copy files before training, as users do by hand, ``n_streams`` at a time; makes folders."""
     paths = list(paths)
     for folder in {os.path.dirname(path) for path in paths}:
         os.makedirs(os.path.join(target, folder), exist_ok=True)
 
-    def copy(path: str) -> None:
-        with open(os.path.join(source, path), "rb", buffering=0) as file:
-            content = file.read()
-        with open(os.path.join(target, path), "wb", buffering=0) as file:
-            file.write(content)
+    def copy(file: IO[bytes], path: str) -> None:
+        Path(target, path).write_bytes(file.read())
 
-    with ThreadPoolExecutor(n_streams) as pool:
-        list(pool.map(copy, paths))
+    for_each(paths, source, copy, n_streams)
 
 
 def read_files(paths: Iterable[str], root: str) -> None:
@@ -88,23 +78,23 @@ def read_files(paths: Iterable[str], root: str) -> None:
 def forget_files(paths: Sequence[str], root: str) -> None:
     """Have the page cache drop every file, so that a read of it asks the store."""
 
-    def forget(file: IO[bytes]) -> None:
+    def forget(file: IO[bytes], _path: str) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     for_each(paths, root, forget)  # such a store takes long to open each of them
 
 
-def for_each(paths: Sequence[str], root: str, function: Callable[[IO[bytes]], object]) -> None:
-    """Open files below the root by 64 threads, in this order, and call a function with each."""
-    from concurrent.futures import ThreadPoolExecutor
+def for_each(paths: Sequence[str], root: str, function: Callable, n_threads: int = 64) -> None:
+    """Open files below the root by threads, in this order; call a function with file and path."""
+    from concurrent.futures import ThreadPoolExecutor  # the workers import this module, too
 
     def take(paths: Sequence[str]) -> None:
         for path in paths:
             with open(os.path.join(root, path), "rb", buffering=0) as file:
-                function(file)
+                function(file, path)
 
-    with ThreadPoolExecutor(_N_THREADS) as pool:  # a share for each: a task for a file costs CPU
-        list(pool.map(take, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
+    with ThreadPoolExecutor(n_threads) as pool:  # a share for each: a task for a file costs CPU
+        list(pool.map(take, [paths[first::n_threads] for first in range(n_threads)]))
 
 
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
@@ -115,9 +105,9 @@ def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
 
 
 def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> list[str]:
-    """Make files of one size and, beside their folder, the list of pairs; return their paths.
+    """Make files of one size, some of them links to others; return their paths below the root.
 
-    So many are different; the others are links to these. The list is ``root`` with ``.txt``.
+    The list of pairs is ``root`` with ``.txt``.
     """
     names = [f"{number // 1000}/{number}.bin" for number in range(n_files)]
     for number, path in enumerate(map(root.joinpath, names)):
@@ -134,11 +124,7 @@ def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> li
 
 
 def fingerprint(batch: Sequence[Example]) -> int:
-    """Return a checksum of the labels and of a few values of every example.
-
-    It costs some 0.1 ms per mini-batch, the same for each loader, and is taken between two calls
-    of ``next()``.
-    """
+    """Return a checksum of the labels and of a few values of every example; takes 0.1 ms."""
     return checksum([(values.reshape(-1)[::4001], label) for values, label in batch])
 
 

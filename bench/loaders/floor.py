@@ -1,11 +1,4 @@
-"""The floor and the ceiling: what no loader can beat on this machine.
-
-The floor: as many processes as there are cores call the same ``dataset[i]`` on local files and put
-each image into its row of one array per process. There is no queue, no order and no trainer.
-
-The ceiling: the same while 64 threads of one more process read every file once from the slow store
-and forget it. It ends when both have ended, since a loader has to do both, too.
-"""
+"""The floor and the ceiling, what no loader can beat: see bench/results/README.md, the pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +15,7 @@ import numpy as np
 
 from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.files import fingerprint, for_each, images_of
-from bench.loaders.spec import NOT_MEASURED, RunSpec
+from bench.loaders.spec import NOT_MEASURED, RunSpec, rates
 from bench.slow import SlowStore, Store, slow_store
 
 
@@ -31,18 +24,16 @@ def run_floor(spec: RunSpec) -> dict:
     if spec.loader == "floor":
         start = time.monotonic()
         return _result(spec, start, _run_loops(spec))
-    with slow_store(spec) as store:
-        # Installed in that process alone: the loops read local files.
-        root, paths = store.root if store else spec.root, spec.paths()
-        with bare_reader(store) as reader:
-            start = time.monotonic()
-            reading = reader.submit(read_all, root, paths)
-            reports = _run_loops(spec)
-            read = reading.result()
-            cpu = cpu_by_kind()
-        result = {**_result(spec, start, reports, read["end"]), **(store.counts() if store else {})}
+    paths = spec.paths()
+    # The store is slow in the reader alone: the loops read local files.
+    with slow_store(spec) as store, bare_reader(store) as reader:
+        start = time.monotonic()
+        reading = reader.submit(read_all, store.root if store else spec.root, paths)
+        reports, read = _run_loops(spec), reading.result()
+        result = _result(spec, start, reports, read["end"])
+        result |= store.counts() if store else {}
         result["cpu"]["bare reader"] = {"n_processes": 1, "seconds": read["seconds"]}
-        result["cpu"] |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
+        result["cpu"] |= {kind: used for kind, used in cpu_by_kind().items() if kind == MOUNT}
         return {**result, "statistics": {"bare_reader_seconds": read["end"] - start}}
 
 
@@ -57,24 +48,19 @@ def _run_loops(spec: RunSpec) -> list[dict]:
 
 
 def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> dict:
-    end, n_loops = max(read_end, *(report["end"] for report in reports)), len(reports)
+    names = ("begin", "first_end", "end", "fetch_seconds", "cpu_seconds")
+    begins, firsts, ends, fetches, used = ([each[name] for each in reports] for name in names)
+    end, n_loops = max(read_end, *ends), len(reports)
     fingerprints = {key: value for each in reports for key, value in each["fingerprints"].items()}
-    initialize = mean(report["begin"] for report in reports) - start
-    fetch = mean(report["fetch_seconds"] for report in reports)
-    firsts = [report["first_end"] for report in reports]
+    initialize, fetch = mean(begins) - start, mean(fetches)
     others = end - start - initialize - fetch
-    cpu_seconds = sum(report["cpu_seconds"] for report in reports)
     n_images = spec.n_batches * spec.batch_size
     n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
-    return {
-        **NOT_MEASURED,
-        "wall_seconds": end - start,
-        "first_batch_seconds": min(firsts) - start,
-        "n_images": n_images,
-        "images_per_second": n_images / (end - start),
+    return NOT_MEASURED | {
+        **rates(start, min(firsts), end, n_images),
         "rate_after_first": n_later / max(end - max(firsts), 1e-9),
         "parts": {"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
-        "cpu": {"loop": {"n_processes": n_loops, "seconds": cpu_seconds}},
+        "cpu": {"loop": {"n_processes": n_loops, "seconds": sum(used)}},
         "fingerprints": [fingerprints[position] for position in range(spec.n_batches)],
     }
 
@@ -102,10 +88,7 @@ def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
 
 
 def bare_reader(store: Store) -> ProcessPoolExecutor:
-    """Return one more process, a fork of this one that is there already, for :func:`read_all`.
-
-    Where the store to read from is emulated, it is installed there.
-    """
+    """Return one more process, forked already, for :func:`read_all`, in which the store is slow."""
     install = store.install if isinstance(store, SlowStore) else None
     process = ProcessPoolExecutor(1, get_context("fork"), install)
     process.submit(os.getpid).result()  # forks now, before anything is timed
@@ -118,5 +101,5 @@ def read_all(root: str, paths: Sequence[str]) -> dict[str, float]:
     Returned are when that was done, on the monotonic clock, and the CPU seconds of the process.
     """
     before = time.process_time()
-    for_each(paths, root, lambda file: file.read())
+    for_each(paths, root, lambda file, _path: file.read())
     return {"end": time.monotonic(), "seconds": time.process_time() - before}

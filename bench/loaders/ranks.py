@@ -1,9 +1,9 @@
 """One run of a loader in each rank of a job, which all read one slow store.
 
-The ranks are started by ``mpiexec``, and groups of them are nodes, each with a staging directory of
-its own; or they are those of a job of the user's, in which this process is one. The order of the
-examples is scattered anew over all ranks in each epoch ("global"), is so without that a rank knows
-what the others read ("apart"), or is that of a fixed shard for each rank ("shards").
+Groups of ranks of ``mpiexec`` are nodes, each with a staging directory of its own; or the ranks are
+those of a job of the user's, in which this process is one. The order of the examples is scattered
+anew over all ranks in each epoch ("global"), is so without that a rank knows what the others read
+("apart"), or is that of a fixed shard for each rank ("shards").
 """
 
 from __future__ import annotations
@@ -36,20 +36,15 @@ _numbers = itertools.count()
 
 
 def run_ranks(
-    spec: RunSpec,
-    step_of: StepOf,
-    request: dict,
-    n_ranks: int,
-    n_nodes: int = 1,
+    spec: RunSpec, step_of: StepOf, request: dict, n_ranks: int, n_nodes: int = 1,
     n_threads: int | None = None,
-) -> tuple[list[dict], list[OpenRecord]]:
+) -> tuple[list[dict], list[OpenRecord]]:  # fmt: skip
     """Run the ranks of a job over a slow store of its own, which share the cores.
 
     In each rank ``step_of`` takes the request, with ``spec``, ChainerMN's communicator and the
-    device, and returns what trains on a mini-batch of a loader and gives the loss, and what says
-    more to report. The request may name the ``communicator``. Nodes are groups of so many ranks; of
-    none if this process is a rank of a job of the user's. NumPy's BLAS has ``n_threads`` in each,
-    or its share of the cores.
+    device; it returns what trains on a mini-batch of a loader and gives the loss, and what has
+    more to report. Without ``n_ranks`` this process is a rank of a job of the user's. NumPy's BLAS
+    has ``n_threads`` in each, or its share of the cores.
 
     Returned are what each rank reports, which only the first one of a job of the user's gets, and
     each open of the store if it is emulated.
@@ -61,12 +56,9 @@ def run_ranks(
         told["step_of"] = step_of
         if n_ranks:
             launcher = partial(isolated.launch, n_ranks=n_ranks, n_nodes=n_nodes)
-            share = max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
+            n_threads = n_threads or max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
             # A rank that waits for the others is not to take the cores that their readers need.
-            sharing = {
-                "OMPI_MCA_mpi_yield_when_idle": "1",
-                "OMP_NUM_THREADS": str(n_threads or share),
-            }
+            sharing = {"OMPI_MCA_mpi_yield_when_idle": "1", "OMP_NUM_THREADS": str(n_threads)}
             found = isolated.call(rank, told, launcher, **sharing)
         else:
             found = rank(told) or {"ranks": []}
@@ -80,8 +72,7 @@ def rank(request: dict) -> dict | None:
     """Be one rank; all ranks call it at the same time, and the first one gets the result.
 
     The clock runs from before the loader is made until the last mini-batch has been trained on;
-    Python's forkserver is running by then, since it is started before MPI. Each rank reports its
-    node, its epochs as of :func:`bench.loaders.run.drive`, and more.
+    Python's forkserver is running by then, since it is started before MPI.
     """
     comm = overlapiter.mpi.create_communicator(request["communicator"])
     spec, store, node = request["spec"], request["store"], this_node()

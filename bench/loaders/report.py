@@ -7,12 +7,16 @@ from statistics import median
 
 import numpy as np
 
+from bench.harness.isolated import name_of
 from bench.harness.tables import by_repeat, median_of, share_of, table
-from bench.harness.turns import name_of
 from bench.loaders.spec import LOADERS, PARTS
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
+_RATES = {
+    "images/s": "{images_per_second:,.0f}",
+    "min to max": "{images_per_second.min:,.0f} to {images_per_second.max:,.0f}",
+}
 #: The loaders that a newcomer asks for: ours, and the framework's own.
 _CHIEF = (
     "overlap", "overlap-staged", "slow", "fast",
@@ -21,14 +25,12 @@ _CHIEF = (
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
-    """Return how many times as fast as ``loader`` a point is.
+    """Return how many times as fast as ``loader`` a point is, the median over the repeats.
 
-    It is compared with the one that had the same number of readers, if there is one, repeat by
-    repeat, and the median is returned.
+    It is compared with the one that had the same number of readers, if there is one.
     """
     found = [other for other in points if other["loader"] == loader]
-    same = [other for other in found if other["n_readers"] == point["n_readers"]]
-    other = (same or found)[0]
+    other = next((p for p in found if p["n_readers"] == point["n_readers"]), found[0])
     return median(by_repeat(share_of("images_per_second"), point["runs"], other["runs"]))
 
 
@@ -65,12 +67,10 @@ def faults(result: dict) -> list[str]:
 def verified(points: list[dict]) -> dict[str, object]:
     """Compare the mini-batches of every run with those of the floor, or of the runs before it.
 
-    The fingerprints are removed from the points: they have served, and are most of the file.
-    Returned are the number of mini-batches that were compared, and the positions of others in each
-    run; and the same in words if all are alike.
+    Returned are how many were compared, and the positions of others in each run; and the same in
+    words if all are alike. The fingerprints, most of the file, are removed from the points.
     """
-    expected: list[int] = []
-    compared, different = 0, {}
+    expected, compared, different = [], 0, {}
     for point in sorted(points, key=lambda point: point.get("loader") != "floor"):
         for number, run in enumerate(point["runs"]):
             found = run.pop("fingerprints")
@@ -79,8 +79,8 @@ def verified(points: list[dict]) -> dict[str, object]:
             if wrong := [at for at, (one, other) in enumerate(pairs) if one != other]:
                 different[f"{point['loader']}, run {number}"] = wrong
             expected += found[len(expected) :]
-    is_alike = compared and not different
-    words = f"{compared} mini-batches compared, all of them alike" if is_alike else ""
+    words = f"{compared} mini-batches compared, all of them alike"
+    words = words if compared and not different else ""
     return {"verified": {"batches": compared, "different": different}, "examples": words}
 
 
@@ -100,10 +100,9 @@ def part_rows(result: dict) -> list[list[str]]:
             parts = [f"{median_of(point, 'parts', name):.2f}" for name in PARTS]
         if seconds := [each for run in runs for each in run["waits_seconds"]]:
             waits = [f"{1e3 * wait:.2f}" for wait in np.percentile(seconds, (50, 99, 100))]
-        opens = runs[0]["store_opens"]
-        numbers = [point["n_prefetchers"] or "-", point["n_readers"], *parts, *waits]
-        row = [name_of(point), *numbers, "-" if opens is None else opens]
-        rows.append([str(cell) for cell in row])
+        opens = "-" if runs[0]["store_opens"] is None else runs[0]["store_opens"]
+        n_each = point["n_prefetchers"] or "-", point["n_readers"]
+        rows.append([*map(str, (name_of(point), *n_each, *parts, *waits, opens))])
     return rows
 
 
@@ -125,13 +124,8 @@ def rate_rows(result: dict) -> list[list[str]]:
     What did not run has no column, and the readers have one only where their numbers differ.
     """
     points = result["points"]
-    columns = {
-        "loader": meaning_of,
-        "mini-batches": "{n_batches}",
-        "images/s": "{images_per_second:,.0f}",
-        "min to max": "{images_per_second.min:,.0f} to {images_per_second.max:,.0f}",
-        "after the first": "{rate_after_first:,.0f}",
-    }
+    columns = {"loader": meaning_of, "mini-batches": "{n_batches}", **_RATES}
+    columns["after the first"] = "{rate_after_first:,.0f}"
     heads = {"floor": ("of the floor", 2), "slow": ("times slow", 1), "fast": ("times fast", 2)}
     loaders = [point["loader"] for point in points]
     if loaders.count("torch") == 1:  # else it is compared over its workers, by the targets
@@ -156,16 +150,8 @@ def chief_rows(result: dict) -> list[list[str]]:
         points = [p for p in result["points"] if p["loader"] == loader and not p.get("note")]
         fastest = max(points, key=lambda p: median_of(p, "images_per_second"), default=None)
         chosen += [point for point in points if point is points[0] or point is fastest]
-    return table(
-        chosen,
-        {
-            "loader": meaning_of,
-            "images/s": "{images_per_second:,.0f}",
-            "min to max": "{images_per_second.min:,.0f} to {images_per_second.max:,.0f}",
-            "first mini-batch, s": "{first_batch_seconds:.2f}",
-            "readers": "{n_readers}",
-        },
-    )
+    last = {"first mini-batch, s": "{first_batch_seconds:.2f}", "readers": "{n_readers}"}
+    return table(chosen, {"loader": meaning_of, **_RATES, **last})
 
 
 #: Beside the rates, in which the points have their long names.

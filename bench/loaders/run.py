@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import itertools
 import os
@@ -10,6 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -20,7 +20,7 @@ from bench.harness.machine import is_installed
 from bench.loaders.adapters import ADAPTERS, Loader
 from bench.loaders.files import Heads, Images, fingerprint, images_of
 from bench.loaders.floor import bare_reader, read_all, run_floor
-from bench.loaders.spec import NOT_MEASURED, RunSpec, package_of
+from bench.loaders.spec import NOT_MEASURED, RunSpec, package_of, rates
 from bench.slow import SlowStore, Store, slow_store
 from bench.slow.store import attach
 
@@ -35,19 +35,20 @@ def run_loader(spec: RunSpec) -> dict:
         importlib.import_module(package)
     if spec.loader in ("floor", "ceiling"):
         return run_floor(spec)
-    with slow_store(spec) as store, contextlib.ExitStack() as resources:
+    with slow_store(spec) as store:
         spec, dataset = data_of(spec, store)
-        beside = None
-        if spec.beside_fraction:
-            reader = resources.enter_context(bare_reader(store))
-            paths, random = [path for path, _ in dataset._pairs], np.random.RandomState(0)
-            n_files = round(spec.beside_fraction * len(paths))
+        open_loader = partial(ADAPTERS[spec.loader], spec, dataset)
+        if not spec.beside_fraction:
+            return drive(spec, open_loader, store)
+        paths, random = [path for path, _ in dataset._pairs], np.random.RandomState(0)
+        n_files = round(spec.beside_fraction * len(paths))
+        with bare_reader(store) as reader:
 
             def beside() -> Future:
                 some = random.permutation(paths)[:n_files].tolist()
                 return reader.submit(read_all, spec.root, some)
 
-        return drive(spec, lambda: ADAPTERS[spec.loader](spec, dataset), store, beside)
+            return drive(spec, open_loader, store, beside)
 
 
 def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any]:
@@ -72,16 +73,15 @@ def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any]:
 
 def _mark(store: Store = None, loader: Loader | None = None, position: int = 0) -> dict:
     """Note after how many mini-batches an epoch ends and the next one starts, and all counters."""
-    end, family = time.monotonic(), descendants(os.getpid())
-    pids = [os.getpid(), *(process.pid for process in family)]
+    end, pids = time.monotonic(), [process.pid for process in descendants(os.getpid())]
     counted, crossed = loader.statistics() if loader else {}, store.counts() if store else {}
     counts = {key.removeprefix("store_"): n for key, n in crossed.items()}
     counts |= {name: counted[name] for name in _COUNTS if name in counted}
     counts["trainer_cpu_seconds"] = time.process_time()
-    counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids[1:]))
+    counts["workers_cpu_seconds"] = sum(map(cpu_seconds, pids))
+    found = {"position": position, "pids": [os.getpid(), *pids], "counts": counts}
     # Looking at the processes has taken milliseconds, which are part of no epoch.
-    times = {"end": end, "start": time.monotonic()}
-    return {"position": position, "pids": pids, "counts": counts, **times}
+    return {**found, "end": end, "start": time.monotonic()}
 
 
 def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[dict]:
@@ -101,23 +101,15 @@ def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[
 
 
 def drive(
-    spec: RunSpec,
-    open_loader: Callable[[], Loader],
-    store: Store,
-    beside: Callable[[], Future] | None = None,
-    train: Callable[[Loader, list], float] | None = None,
+    spec: RunSpec, open_loader: Callable[[], Loader], store: Store,
+    beside: Callable[[], Future] | None = None, train: Callable | None = None,
     at_end: Callable[[], dict] = dict,
-) -> dict:
+) -> dict:  # fmt: skip
     """Time one loader from its constructor to the last mini-batch.
 
-    Args:
-        spec: What to do.
-        open_loader: Makes the loader.
-        store: The slow store, for what has crossed it.
-        beside: Begins to read a part of the data set in each epoch after the first, which ends when
-            that is done, too.
-        train: Takes the loader and each mini-batch, and returns the loss.
-        at_end: Called before the loader is closed; what it returns is a part of the result.
+    In each epoch after the first ``beside`` begins to read a part of the data set, and the epoch
+    ends when that is done, too; ``train`` takes the loader and each mini-batch, and returns the
+    loss; ``at_end`` is called before the loader is closed, and what it returns is in the result.
     """
     taken, fingerprints, reads, losses = [], [], [], []
     reading: Future | None = None
@@ -154,23 +146,15 @@ def drive(
     trainer = {"n_processes": 1, "seconds": time.process_time() - cpu_start}
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
     waits, sizes = zip(*taken, strict=True)
-    result = {
-        **NOT_MEASURED,
-        "wall_seconds": delivered - start,
-        "first_batch_seconds": first_delivered - start,
-        "n_images": sum(sizes),
-        "images_per_second": sum(sizes) / (delivered - start),
+    result = NOT_MEASURED | {
+        **rates(start, first_delivered, delivered, sum(sizes)),
         "rate_after_first": sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
-        "parts": loader.parts(start, delivered),
-        "statistics": loader.statistics(),
+        "parts": loader.parts(start, delivered), "statistics": loader.statistics(),
         "cpu": {**cpu_by_kind(unnamed), "trainer": trainer},
-        "private_bytes": private_bytes_by_kind(unnamed),
-        "fingerprints": fingerprints,
-        "constructor_seconds": constructor_seconds,
-        "waits_seconds": waits,
-        "epochs": _epochs(marks, taken, losses),
-        "reads_in_flight": reads,
-    }
+        "private_bytes": private_bytes_by_kind(unnamed), "fingerprints": fingerprints,
+        "constructor_seconds": constructor_seconds, "waits_seconds": waits,
+        "epochs": _epochs(marks, taken, losses), "reads_in_flight": reads
+    }  # fmt: skip
     more, batch, closing = at_end(), None, time.monotonic()
     loader.close()
     more["finalize_seconds"] = time.monotonic() - closing

@@ -13,7 +13,6 @@ from typing import Any
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, OptionsError, option, picked
-from bench.harness.turns import name_of, take_turns
 from bench.loaders.files import copy_files, forget_files, read_files, read_pairs
 from bench.loaders.report import verified
 from bench.loaders.run import run_loader
@@ -67,43 +66,30 @@ class EpochOptions(MountOptions):
         return {"n_epochs": self.epochs, "n_readers": self.readers, "order": "own"}
 
 
-def prepare(
-    options: MountOptions, scratch: Path, n_examples: int
-) -> tuple[RunSpec, dict[str, str]]:
-    """Make the images or find them; blocks until they are all there.
-
-    Returned are what all runs have in common, and what a result says of ``data`` and ``store``.
-    """
-    local, data = "", f"{n_examples} files of the user's own"
-    if options.pairs:
-        pairs, place = options.pairs.resolve(), options.source or options.root
+def prepare(options: MountOptions, scratch: Path, n_examples: int) -> tuple[RunSpec, dict]:
+    """Make the images or find them; return what all runs have in common, and facts of a result."""
+    pairs, place, local = options.pairs, options.source or options.root, ""
+    if pairs:
         if len(read_pairs(pairs, n_examples)) < n_examples:
-            few = f"{options.pairs} has fewer than {n_examples} lines: give fewer"
+            few = f"{pairs} has fewer than {n_examples} lines: give fewer"
             raise SystemExit(f"{few} --batches, --examples or --files")
-        local = str(scratch / "local") if options.source else ""
+        data = f"{n_examples} files of the user's own"
     else:
         made = make_photographs(PHOTOGRAPHS, n_examples)
         pairs, place = scratch / "pairs.txt", made.root  # no more than these: there may be more
         pairs.write_text("".join(f"{path} {label}\n" for path, label in made.pairs))
-        kilobytes = f"{made.mean_bytes / 1e3:.1f} kB on average"
-        data = f"{n_examples} different JPEG files of {kilobytes}"
+        data = f"{n_examples} different JPEG files of {made.mean_bytes / 1e3:.1f} kB on average"
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
     rate = f"{options.mb_per_s:g} MB/s" if options.mb_per_s else "any number of MB/s"
-    store = f"{kind}: {options.open_ms:g} ms per open, {rate}"
-    store = "slow store given by the user" if options.source else store
+    store, mount = f"{kind}: {options.open_ms:g} ms per open, {rate}", options.mount
+    if options.source:
+        store, mount, local = "slow store given by the user", "given", str(scratch / "local")
     spec = RunSpec(
-        "overlap",
-        str(pairs),
-        n_examples,
-        root=str(place.resolve()),
-        local_root=local,
-        staging=str(scratch / "staged"),
-        mount="given" if options.source else options.mount,
-        open_seconds=options.open_ms / 1e3,
+        "overlap", str(pairs.resolve()), n_examples, str(place.resolve()), str(scratch / "staged"),
+        local_root=local, mount=mount, open_seconds=options.open_ms / 1e3,
         bytes_per_second=options.mb_per_s * 1e6 or math.inf,
-        batch_size=options.batch_size,
-        seed=options.seed,
-    )
+        batch_size=options.batch_size, seed=options.seed,
+    )  # fmt: skip
     return spec, {"data": data, "store": store}
 
 
@@ -127,14 +113,12 @@ def spec_of(base: RunSpec, asked: Mapping[str, Any]) -> RunSpec:
 
 def prepare_local(specs: list[RunSpec]) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
-    local = [spec for spec in specs if spec.is_local and spec.local != spec.root]
-    if local:
-        longest = max(local, key=attrgetter("n_batches"))
-        copy_files(longest.paths(), longest.root, longest.local, n_streams=16)
-    if staged := [spec for spec in specs if spec.loader.endswith("-staged")]:
+    longest_last = sorted(specs, key=attrgetter("n_batches"))
+    for spec in [s for s in longest_last if s.is_local and s.local != s.root][-1:]:
+        copy_files(spec.paths(), spec.root, spec.local, n_streams=16)
+    for spec in [s for s in longest_last if s.loader.endswith("-staged")][-1:]:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
-        longest = max(staged, key=attrgetter("n_batches"))
-        isolated.call(run_loader, dataclasses.replace(longest, **fast))
+        isolated.call(run_loader, dataclasses.replace(spec, **fast))
 
 
 def fresh(spec: RunSpec) -> RunSpec:
@@ -168,9 +152,8 @@ def run_points(
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
     A point asks as :func:`spec_of` says, and what is usual is the same for all that say nothing
-    else. What they delivered in a fixed order is compared. If runs may take at most some seconds,
-    the points of those that fail or take longer are removed and named under ``failed``; else one
-    failure ends the benchmark.
+    else. If runs may take at most some seconds, the points of those that fail or take longer are
+    removed and named under ``failed``; else one failure ends the benchmark.
     """
     base, facts = prepare(options, scratch, n_examples)
     specs = {}
@@ -180,17 +163,18 @@ def run_points(
     prepare_local(list(specs.values()))
 
     failed: dict[str, str] = {}
-    most_seconds = options.most_seconds
 
     def run(point: dict) -> dict:
+        if isolated.name_of(point) in failed:
+            return {}
         try:
-            return {} if name_of(point) in failed else run_once(specs[id(point)], most_seconds)
+            return run_once(specs[id(point)], options.most_seconds)
         except isolated.RunFailedError as error:
-            if most_seconds is None:
+            if options.most_seconds is None:
                 raise
-            failed[name_of(point)] = str(error)
+            failed[isolated.name_of(point)] = str(error)
             return {}
 
-    take_turns(points, options.repeats, run)
-    points[:] = [point for point in points if name_of(point) not in failed]
+    isolated.take_turns(points, options.repeats, run)
+    points[:] = [point for point in points if isolated.name_of(point) not in failed]
     return {**facts, "failed": failed, "points": points, **verified(points)}

@@ -115,13 +115,17 @@ class RunSpec:
 
 #: The parts of a reader's time, and what each is called in what is published.
 PARTS = {
-    "initialize": "initialize",
-    "dequeue": "dequeue an index list",
-    "fetch": "fetch data",
-    "others": "others",
-}
+    "initialize": "initialize", "dequeue": "dequeue an index list", "fetch": "fetch data",
+    "others": "others"
+}  # fmt: skip
 #: What a run reports that does not measure these; see bench/results/README.md for all of it.
 NOT_MEASURED: dict[str, object] = {
     "store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {},
     "waits_seconds": [], "epochs": [], "reads_in_flight": [],
 }  # fmt: skip
+
+
+def rates(start: float, first: float, end: float, n_images: int) -> dict[str, float]:
+    """Return what every run reports, by when its first and its last mini-batch were there."""
+    found = {"wall_seconds": end - start, "first_batch_seconds": first - start}
+    return {**found, "n_images": n_images, "images_per_second": n_images / (end - start)}

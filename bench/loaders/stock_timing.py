@@ -1,9 +1,8 @@
 """Measures the four parts of a reader's time in the worker processes of MultiprocessIterator.
 
-The processes of its pool are started by ``fork``, so what is replaced here in the parent before
-the first ``next()`` is replaced in them: ``get`` of the task queue of a pool worker is timed. The
-iterator gets the data set as one whose ``__getitem__`` is timed. The costs are three readings of
-the clock per task and two per example.
+They are forked, and have what is replaced in the parent before the first ``next()``: the ``get`` of
+their task queue is timed, as the data set is. That costs three readings of the clock per task and
+two per example.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _plain_worker = multiprocessing.pool.worker
 class TimedDataset:
     """A data set, with a table in shared memory into which each pool worker writes its own row.
 
-    All pools that are started from then on in this process are observed, by the last one made.
+    Observed are all pools that start from then on in this process, by the last one made.
     """
 
     def __init__(self, dataset: Any, n_readers: int) -> None:

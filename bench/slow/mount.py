@@ -45,24 +45,17 @@ class SlowMount(contextlib.AbstractContextManager):
             ...  # read below mount.root
             print(mount.counts())
 
-    Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
-    A file that is opened again is read again from the mount. A look-up of a name and a ``stat``
-    wait ``stat_seconds`` where the kernel does not know the answer, which it does for a minute.
-    Its server is a child of this process, named ``slowfs``, and ends with it. The source is not to
-    be changed meanwhile, and the root, where it is mounted, an empty directory.
+    ``slowfs.c`` says what waits. Its server is a child of this process and ends with it. The source
+    is not to be changed meanwhile, and the root, where it is mounted, an empty directory.
     """
 
     def __init__(
-        self,
-        source: str | os.PathLike[str],
-        root: str | os.PathLike[str],
-        open_seconds: float = 0.010,
-        bytes_per_second: float = 100e6,
-        stat_seconds: float = 0.0,
-    ) -> None:
+        self, source: str | os.PathLike[str], root: str | os.PathLike[str],
+        open_seconds: float = 0.010, bytes_per_second: float = 100e6, stat_seconds: float = 0.0,
+    ) -> None:  # fmt: skip
         self.root = os.path.abspath(root)
-        self._arguments = (os.path.abspath(source), self.root)
-        self._arguments += tuple(map(str, (open_seconds, stat_seconds, bytes_per_second)))
+        numbers = map(str, (open_seconds, stat_seconds, bytes_per_second))
+        self._arguments = os.path.abspath(source), self.root, *numbers
         self._server: subprocess.Popen[str] | None = None
 
     def __getstate__(self) -> dict[str, object]:

@@ -41,11 +41,9 @@ class OpenRecord(NamedTuple):
 
 
 class _SlowOpen:
-    """What stands in ``builtins.open`` while a store is installed.
+    """What stands in ``builtins.open`` while a store is installed, below any redirection to copies.
 
-    An instance rather than a function, so that it does not become a method where a class keeps
-    ``open`` as an attribute, just as the built-in does not. A redirection to staged copies is
-    installed above it, and opens these without it.
+    An instance: unlike a function it becomes no method where a class keeps it as an attribute.
     """
 
     def __init__(self, store: SlowStore, below: Callable[..., IO]) -> None:
@@ -85,38 +83,24 @@ class SlowStore(contextlib.AbstractContextManager):
 
     The waits overlap, between threads as well as between processes. All that use the same store, or
     a pickled copy of it, share the bandwidth, first come, first served. Both are paid by one sleep
-    inside ``open``, for the whole file, and an ordinary file object comes back. ``os.open``,
-    ``os.stat`` and directory listings are not delayed, nor are C libraries that open files.
+    inside ``open``, for the whole file. ``os.open``, ``os.stat`` and directory listings are not
+    delayed, nor are C libraries that open files.
 
-    Each successful open is a record in a log that all processes share. It lies within one memory
-    page and is written by one system call, so the log is exact, whenever processes are killed. The
-    log is memory without a name: it is gone when the last process that uses it is. The process that
-    made the store has to live when a pickled copy is unpickled; after :meth:`close`, or once the
-    store is garbage-collected, it goes on working in the other processes.
-
-    Args:
-        root: The directory that is slow; it need not exist yet.
-        open_seconds: How long each open waits; 0 for no latency.
-        bytes_per_second: The bandwidth that all processes share; ``math.inf`` for no limit.
-        log: That of another process; None for a new one.
-
-    Raises:
-        FileNotFoundError: The process that made the log has closed it.
+    Each successful open is a record in a log, memory without a name that all processes share. It
+    lies within one page and is written by one system call, so the log is exact, whenever processes
+    are killed. The process that made the store has to live when a pickled copy is unpickled, or a
+    FileNotFoundError is raised; after :meth:`close`, or once the store is garbage-collected, it
+    goes on working in the other processes. ``math.inf`` is no limit of the bandwidth.
     """
 
     def __init__(
-        self,
-        root: StrPath,
-        open_seconds: float = 0.010,
-        bytes_per_second: float = 100e6,
+        self, root: StrPath, open_seconds: float = 0.010, bytes_per_second: float = 100e6,
         log: Log | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
-        if log:
-            self._fd = os.open(log[0], os.O_RDWR | os.O_CLOEXEC)
-        else:
-            self._fd = os.memfd_create("slowstore")
+        flags = os.O_RDWR | os.O_CLOEXEC
+        self._fd = os.open(log[0], flags) if log else os.memfd_create("slowstore")
         self._release = weakref.finalize(self, os.close, self._fd)
         self._log = log or (f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino)
         if os.fstat(self._fd).st_ino != self._log[1]:  # another file has got the number since
@@ -139,10 +123,9 @@ class SlowStore(contextlib.AbstractContextManager):
     # -- being slow ---------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Replace ``builtins.open`` and ``io.open`` in this process.
+        """Replace ``builtins.open`` and ``io.open`` in this process, and those forked from it.
 
-        Idempotent. Another replacement may be installed later on top of this one. Processes forked
-        afterwards have it too. Call it from one thread.
+        Idempotent, for one thread. Another replacement may be installed later on top of this one.
         """
         if self._opener is None:
             self._opener = _SlowOpen(self, builtins.open)
@@ -152,15 +135,13 @@ class SlowStore(contextlib.AbstractContextManager):
     def uninstall(self) -> None:
         """Make opens in this process fast again. Idempotent.
 
-        If something was installed on top meanwhile, it stays, and the opener below it becomes a
-        plain passage.
+        What was installed on top meanwhile stays, and the opener below it only passes on.
         """
-        if self._opener is None:
-            return
-        self._opener.is_active = False
-        if all(found is self._opener for found in (builtins.open, io.open)):
-            _replace_open(self._opener.below)
-            self._opener = None
+        if self._opener:
+            self._opener.is_active = False
+            if builtins.open is io.open is self._opener:
+                _replace_open(self._opener.below)
+                self._opener = None
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[SlowStore]:
@@ -211,11 +192,10 @@ class SlowStore(contextlib.AbstractContextManager):
     def records(self) -> list[OpenRecord]:
         """Return every open, oldest first."""
         data = os.pread(self._fd, self.opens * _RECORD_BYTES, 0)
+        found = struct.iter_unpack(f"{_HEAD.format}{_PATH_BYTES}s", data)
         return [
             OpenRecord(ready, size, pid, os.fsdecode(name[:length]))
-            for ready, size, pid, length, name in struct.iter_unpack(
-                f"{_HEAD.format}{_PATH_BYTES}s", data
-            )
+            for ready, size, pid, length, name in found
         ]
 
     def opens_by_path(self) -> Counter[str]:
@@ -253,8 +233,7 @@ def _replace_open(opener: Callable[..., IO]) -> None:
     for module in (builtins, io):
         vars(module)["open"] = opener
     # Python 3.10's pathlib keeps the open that it found when it was imported.
-    accessor = getattr(pathlib, "_normal_accessor", None)
-    if accessor is not None:
+    if accessor := getattr(pathlib, "_normal_accessor", None):
         accessor.open = opener
 
 

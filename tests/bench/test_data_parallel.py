@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.claims import data_parallel as training
-from bench.harness import claim
-from bench.harness.isolated import CHECKOUT, launch
-from bench.harness.turns import take_turns
+from bench.harness import claim, isolated
+from bench.harness.isolated import CHECKOUT, launch, take_turns
 from bench.slow.store import OpenRecord
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
 
@@ -210,7 +209,7 @@ def test_a_rank_that_waits_has_no_threads_that_spin_meanwhile(
         return [], []
 
     monkeypatch.setattr(training, "run_ranks", run_ranks)
-    monkeypatch.setattr(training, "take_turns", lambda points, _n, run: [*map(run, points)])
+    monkeypatch.setattr(isolated, "take_turns", lambda points, _n, run: [*map(run, points)])
     words = ["--pairs", str(image_folder / "list.txt"), "--root", str(image_folder)]
     words += ["--examples", "8", "--batch-size", "4", "--ranks", "2", "--loaders", "overlap"]
     training.measure(claim.parse("data-parallel", [*words, "--model", model]), tmp_path)

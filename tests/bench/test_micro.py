@@ -50,7 +50,7 @@ def test_on_a_gpu_the_loaders_are_compared_beside_a_step_of_any_length(monkeypat
 
     there = {"found": ["torch", "cupy"], "gpu": "any"}
     monkeypatch.setattr("bench.harness.isolated.call", lambda *_arguments: there)
-    monkeypatch.setattr(in_memory, "call_in_turns", run)
+    monkeypatch.setattr(isolated, "call_in_turns", run)
     options = claim.parse("in-memory", ["--device", "gpu", "--compute-ms", "10"])
     result = in_memory.measure(options, tmp_path)
     found = claim.with_targets({"benchmark": "in-memory", **result})["targets"]

@@ -40,7 +40,7 @@ def test_with_more_workers_each_loader_takes_more_mini_batches_and_all_are_compa
             point["runs"] = [{"seconds": 1.0, "trainer_cpu_ms": 1.0}]
 
     monkeypatch.setattr(pytorch, "run_points", run_points)
-    monkeypatch.setattr(pytorch, "call_in_turns", call_in_turns)
+    monkeypatch.setattr(isolated, "call_in_turns", call_in_turns)
     words = ["--workers", "8,14", "--readers", "2,8,14,64", "--batches", "100"]
     result = pytorch.measure(claim.parse("pytorch", words), tmp_path)
     sizes = {(p["loader"], p["n_readers"]): p["n_batches"] for p in result["points"]}
