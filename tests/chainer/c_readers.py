@@ -197,6 +197,19 @@ class UnseenFiles(Examples):
             return len(file.read())
 
 
+class UnseenFilesAfterOther(UnseenFiles):
+    """As :class:`UnseenFiles`, and first reads a file elsewhere, as the import of a library may."""
+
+    has_begun = False
+
+    def get_example(self, i: int) -> int:
+        if not self.has_begun:
+            self.has_begun = True
+            with open(os.devnull, "rb") as file:
+                assert not file.read()
+        return super().get_example(i)
+
+
 class DeclaredUnseenFiles(UnseenFiles):
     """As :class:`UnseenFiles`, and says which file an example reads."""
 

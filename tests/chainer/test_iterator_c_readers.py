@@ -22,6 +22,7 @@ from tests.chainer.c_readers import (
     DeclaredUnseenFiles,
     KeptRows,
     UnseenFiles,
+    UnseenFilesAfterOther,
     UnseenPaths,
     write_files,
 )
@@ -235,6 +236,23 @@ def test_a_library_that_opens_files_unseen_is_reported_once(
     assert (stats.opens_source, stats.opens_staged) == (0, 0)
     assert stats.examples_read >= 2 * n_files
     assert "no open seen" in overlapiter("status", tmp_path / "fast").stdout
+
+
+def test_a_file_that_a_library_reads_when_it_is_imported_hides_no_unseen_one(
+    tmp_path: Path,
+) -> None:
+    names = [f"{n}.4.bin" for n in range(200)]
+    write_files(tmp_path / "source", names)
+    dataset = UnseenFilesAfterOther(tmp_path / "source", names)
+    staging = Staging(tmp_path / "fast", source=tmp_path / "source", n_prefetchers=1, keep_free=0)
+    with (
+        OverlapIterator(dataset, 10, repeat=False, staging=staging, **OPTIONS) as iterator,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        assert sum(map(len, iterator)) == len(names)
+    (warning,) = caught
+    assert "names files below" in str(warning.message)
 
 
 @pytest.mark.parametrize("dataset", [np.arange(400), Pixels(400)])

@@ -38,7 +38,14 @@ class Discovery(StagedCopies):
     Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
     """
 
-    def __init__(self, dataset: Dataset, plan: StagingPlan, index_type: str = "p") -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: StagingPlan,
+        index_type: str = "p",
+        *,
+        names_source: bool = False,
+    ) -> None:
         super().__init__(plan)
         self._dataset = dataset
         self._index_type = index_maker(index_type)
@@ -48,6 +55,7 @@ class Discovery(StagedCopies):
         self._stage: Stage | None = None
         self._failure: BaseException | None = None
         self._source = plan.source
+        self._names_source = names_source  # whether the dataset has paths below it
         self._has_found = False  # any file of any example
         self._n_fruitless = 0  # times that none was found, though files elsewhere were opened
         self._elsewhere = ""  # the one that was opened last
@@ -72,6 +80,8 @@ class Discovery(StagedCopies):
         self.begin_example()
         self._found = self._failure = None
         self._stage = stage
+        if self._names_source:  # what a library reads when it is imported is no file of the data
+            self._elsewhere = ""
         self._thread = threading.get_ident()
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             try:

@@ -437,10 +437,10 @@ class Prefetcher:
                 self._show_current()
 
     def _begin_discovery(self) -> Discovery:
-        n_readers = self._run_plan.n_readers
+        plan, n_readers = self._run_plan, self._run_plan.n_readers
         with contextlib.suppress(BaseException):  # user code: a file reader reports it
             self._face.begin(self._number % n_readers, n_readers)
-        return Discovery(self._dataset, self._plan, self._run_plan.index_type)
+        return Discovery(self._dataset, self._plan, plan.index_type, names_source=plan.names_source)
 
     def _stage_found(
         self, work: TaskAtHand, example: ExampleAtHand, file: Wanted, answers: dict[int, Staged]

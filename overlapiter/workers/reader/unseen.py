@@ -40,12 +40,16 @@ class UnseenReads:
         self._reads_elsewhere = True
 
     def count(self, indices: Sequence[int]) -> None:
-        """Count examples that were read and have opened no file below the source."""
-        row = self._row
+        """Count examples that were read and have opened no file below the source.
+
+        A part is judged by its own opens: a library that is imported may read a file of its own.
+        """
+        row, reads_elsewhere = self._row, self._reads_elsewhere
+        self._reads_elsewhere = False
         if not indices or row.get(Counter.OPENS_SOURCE) or any(map(row.get, _OF_COPIES)):
             return
         declares = [self._declares(index) for index in indices]
-        is_open = self._names_source and not self._reads_elsewhere
+        is_open = self._names_source and not reads_elsewhere
         row.add(Counter.EXAMPLES_UNSEEN, declares.count(True) + is_open * declares.count(None))
         if row.get(Counter.EXAMPLES_UNSEEN) >= _ENOUGH and not self._has_warned:
             self._has_warned = True
