@@ -227,7 +227,7 @@ def test_a_slot_is_released_once_though_a_reset_is_interrupted(monkeypatch):
         next(iterator)
         pipeline = iterator._pipeline
         while len(pipeline._ready) < 2:
-            pipeline._receive(None)
+            pipeline._receive(60.0)
         release, calls = pipeline._release_unseen, []
 
         def interrupted(message: Any) -> None:
