@@ -20,9 +20,10 @@ from multiprocessing import forkserver
 from typing import Any
 
 
-def _remove_socket(trainer_pid: int) -> None:
+def _remove_socket(own_pid: int, trainer_pid: int) -> None:
     """Remove the socket by which this process was asked, and its folder, if the trainer is dead."""
-    if os.getppid() != trainer_pid:  # else that does so, or has other uses for the folder
+    # Else the trainer does so, or has other uses for the folder; what was forked does not.
+    if os.getpid() == own_pid and os.getppid() != trainer_pid:
         server: Any = forkserver._forkserver
         address = server._forkserver_address
         with contextlib.suppress(OSError):
@@ -30,7 +31,7 @@ def _remove_socket(trainer_pid: int) -> None:
             os.rmdir(os.path.dirname(address))
 
 
-atexit.register(_remove_socket, os.getppid())
+atexit.register(_remove_socket, os.getpid(), os.getppid())
 
 gc.freeze()
 gc.enable()
