@@ -35,7 +35,6 @@ _LONGEST_LOG_BYTES = 256 << 20
 
 VERSION = 1
 _PRAGMAS = (
-    "PRAGMA page_size=2048",  # of a new one; each file changes a page, of which the log has a copy
     "PRAGMA synchronous=OFF",  # loses nothing when a process dies; see Store for power failures
     "PRAGMA wal_autocheckpoint=0",
     "PRAGMA mmap_size=0",  # a database that was cut would be SIGBUS
