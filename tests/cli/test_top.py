@@ -89,7 +89,7 @@ def test_without_a_terminal_there_are_lines_again_and_again_and_none_of_a_traini
     # Of the time between two of them, however long one of these is on a busy machine.
     assert min(stats["seconds"] for stats in later) < first["seconds"]
 
-    (job,) = [each for each in find_jobs() if each.pid == training]
+    (job,) = find_jobs(training)
     os.kill(training, signal.SIGKILL)
     # Its workers, which hold the counters too, end by themselves; we go on holding them.
     wait_until(lambda: job.inode not in {each.inode for each in find_jobs()})
