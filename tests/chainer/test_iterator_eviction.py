@@ -200,7 +200,7 @@ def test_files_that_many_examples_read_are_staged_once_and_counted(
         stats = it.stats()
     assert max(sizes) <= 10 * FILE_BYTES
     assert stats.opens_source <= FEW
-    assert stats.files_staged < 55  # of 60 if none stayed
+    assert stats.files_staged <= 50
 
 
 def test_files_that_two_examples_share_go_when_neither_needs_them(
