@@ -159,7 +159,7 @@ class Pipeline:
             if not self._service.was_ready:
                 left_seconds = self._await_start(left_seconds)
             while self._take_id not in self._ready:
-                left_seconds = self._receive(left_seconds)
+                left_seconds = self._hear_within(left_seconds)
         except WaitTimeoutError:
             raise
         except BaseException:
@@ -183,7 +183,7 @@ class Pipeline:
     def _await_start(self, left_seconds: float) -> float:
         """Wait until the supervisor has the dataset; return what is left of the time."""
         while not self._service.was_ready:
-            left_seconds = self._receive(left_seconds)
+            left_seconds = self._hear_within(left_seconds)
         self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - self._asked_ns)
         return left_seconds
 
@@ -273,27 +273,30 @@ class Pipeline:
             pass
         self._revive()
 
-    def _receive(self, left_seconds: float) -> float:
+    def _hear_within(self, left_seconds: float) -> float:
         """Hear a message, or wait for one; return what is left of the time to wait.
 
         A job that is suspended as a whole does not wait: a look counts no longer than it may take.
         """
-        begun, patience_seconds = time.monotonic(), min(left_seconds, _LOOK_AFTER_SECONDS)
-        is_lost = False
+        began_seconds = time.monotonic()
+        self._receive(left_seconds)
+        took_seconds = min(time.monotonic() - began_seconds, _LOOK_AFTER_SECONDS)
+        return max(0.0, left_seconds - took_seconds)
+
+    def _receive(self, left_seconds: float) -> None:
         try:
-            received = self._service.receive(patience_seconds)
+            received = self._service.receive(min(left_seconds, _LOOK_AFTER_SECONDS))
             if received is not None:
                 self._hear(*received)
-            else:
-                self._service.look()
-                if left_seconds <= _LOOK_AFTER_SECONDS:
-                    waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
-                    raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
+                return
+            self._service.look()
+            if left_seconds <= _LOOK_AFTER_SECONDS:
+                waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
+                raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
+            return
         except ChannelClosedError:
-            is_lost = True
-        if is_lost:
-            self._revive()
-        return left_seconds - min(time.monotonic() - begun, patience_seconds)
+            pass
+        self._revive()
 
     def _ask_what_stalls(self) -> tuple[str, int]:
         """Ask the supervisor what the next mini-batch waits for."""

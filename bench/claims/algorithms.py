@@ -46,8 +46,9 @@ def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
     words = f"{ALGORITHMS[point['name']]} --batch 16 --metrics accuracy --epochs {options.epochs}"
     command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train", EXAMPLE / "model.py"]
     command += [*data, *words.split(), "--seed", options.seed, "--out", out]
-    n_ranks = 1 if point["name"] == "one process" else options.workers + 1
-    command = [*map(str, command)] if n_ranks == 1 else launch([*map(str, command)], n_ranks)
+    command = [*map(str, command)]
+    if point["name"] != "one process":
+        command = launch(command, options.workers + 1)
     subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=True)
     epochs = json.loads(Path(out, "history.json").read_text())["epochs"]
     seconds = itertools.accumulate(epoch["seconds"] for epoch in epochs)

@@ -710,23 +710,6 @@ def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) 
     try:
         (holding,) = inventory.holdings()
         assert holding["n_files"] == 6
-    finally:
-        inventory.close()
-
-
-def test_a_run_that_has_ended_does_not_count_as_killed(tmp_path: Path) -> None:
-    source = tmp_path / "slow"
-    source.mkdir()
-    listing, staging = write_numbers(source), tmp_path / "fast"
-    write_file(source / "v.h5", [0, 1], [0, 0])
-    overlapiter.mpi.train(
-        COUNTING, listing, [source / "v.h5"], **COUNTED, epochs=2, staging=staging, source=source,
-        out=tmp_path / "run",
-    )  # fmt: skip
-    from overlapiter.store.inventory import Inventory
-
-    inventory = Inventory(str(staging))
-    try:
         assert {run["end"] for run in inventory.runs(100)} == {"closed"}
     finally:
         inventory.close()
