@@ -149,6 +149,30 @@ def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory_nor_t
     wait_until(lambda: not abandoned_memory(before))  # other tests make some, and then map it
 
 
+def test_killing_the_trainer_while_its_forkserver_imports_leaves_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENVIRONMENT, "TMPDIR", str(tmp_path))
+    (tmp_path / "slow.py").write_text("import time\nprint('imports', flush=True)\ntime.sleep(1)\n")
+    body = """
+    import multiprocessing
+    import overlapiter
+
+    if __name__ == "__main__":
+        multiprocessing.set_forkserver_preload(["slow"])
+        overlapiter.OverlapIterator(list(range(8)), 4, n_processes=1).next()
+    """
+    with Program(tmp_path, body) as program:
+        program.wait_for("imports")
+        children = program.descendants()
+        assert list(tmp_path.glob("pymp-*"))
+
+        program.process.kill()
+
+        assert are_gone(children)
+        assert not list(tmp_path.glob("pymp-*"))
+
+
 def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
     tmp_path: Path,
 ) -> None:
