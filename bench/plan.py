@@ -29,11 +29,12 @@ class Experiment(NamedTuple):
 _NODES = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
 _MISSES = "--open-ms 2 --mb-per-s 1000 --repeats 1"
 _READS = "--part reads --files 40000 --repeats 3"
+_OWN = "--fill-memory"  # as a node has its memory
 EXPERIMENTS = [Experiment(*row) for row in (
     ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
     ("thousand-sweep", "thousand", "--sweep --batches 300 --steady-batches 100 "
      "--loaders overlap,slow,fast,floor", 6, "1 to 16 processes of a kind"),
-    ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
+    ("pipeline-fuse", "pipeline", f"--mount fuse --repeats 5 {_OWN}", 10, "where the time goes"),
     ("in-memory", "in-memory", "", 3, "the loader itself, examples in memory"),
     ("epoch-times-fuse", "epochs", "--mount fuse --examples 4000 --repeats 5", 5,
      "room for half of the data, what misses cost"),
@@ -43,8 +44,8 @@ EXPERIMENTS = [Experiment(*row) for row in (
      "what the ranks of a node miss"),
     ("model-times", "epochs", "--part model --examples 1600 --epochs 4 --repeats 2 "
      "--train-ms 20", 4, "epochs as the planner forecasts them"),
-    ("evicting", "staging", "--part evicting", 3, "CPU of evicting a file"),
-    ("large-files", "staging", "--part sizes", 3, "staging larger files, beside cp"),
+    ("evicting", "staging", f"--part evicting {_OWN}", 3, "CPU of evicting a file"),
+    ("large-files", "staging", f"--part sizes {_OWN}", 3, "staging larger files, beside cp"),
     ("startup", "startup", "", 6, "the first mini-batch, and memory"),
     ("startup-staged", "startup-staged", "--repeats 3", 5,
      "a start over 1.28 million staged files"),
@@ -76,7 +77,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
     ("updates", "updates", "", 3, "one update of the weights on a training server"),
     ("grid", "grid", "", 7, "a search of settings beside a grid"),
     ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
-    ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
+    ("peers", "peers", _OWN, 8, "files from other nodes: reads, times, what serving costs"),
     ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
     ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
      "--mb-per-s 1000 --repeats 3", 8, "where the store is not the limit"),

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.harness.isolated import CHECKOUT, call, name_of
+from bench.harness.isolated import CHECKOUT, before_runs, call, name_of
 from bench.harness.machine import commit_facts, machine_facts, machine_words
+from bench.harness.memory import filler, is_lent
 from bench.harness.options import OptionsError, keep_to_cores, parser_of, quick_of, require
 from bench.harness.tables import compared, rows_in, target_rows
 from overlapiter.cli import console
@@ -102,6 +103,7 @@ def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int
     # Removed at the end only: ext4 creates files up to ten times as slowly for a minute after that.
     place = {"prefix": f"{name}-", "dir": options.local.resolve(), "ignore_cleanup_errors": True}
     with tempfile.TemporaryDirectory(**place) as scratch:
+        before_runs[1:] = [filler(Path(scratch))] * (options.fill_memory and is_lent())
         disk, found = file_system_of(scratch).kind, claim.measure(options, Path(scratch))
     if found is None:  # one of several ranks, which has nothing to say
         return 0

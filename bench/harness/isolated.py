@@ -20,6 +20,8 @@ from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
+#: Called before each of the runs that take turns.
+before_runs: list[Callable[[], None]] = [os.sync]  # what is not written yet would slow a run down
 #: What a run that is asked to end has for that.
 _PATIENCE_SECONDS = 30
 
@@ -118,7 +120,8 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
         for repeat in range(n_repeats):
             for point in points[:: (-1) ** repeat]:
                 progress.set_description(name_of(point))
-                os.sync()  # what the run before wrote is not to slow down this one
+                for prepare in before_runs:
+                    prepare()
                 point.setdefault("runs", []).append(run(point))
                 progress.update()
 

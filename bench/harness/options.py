@@ -65,6 +65,10 @@ class CommonOptions:
     repeats: int = option(3, "interleaved runs of each", quick=1)
     seed: int = option(0, "orders follow from it")
     cores: int = option(0, "cores to use, without which it is left out (all)", quick=0)
+    fill_memory: bool = option(
+        False, "fill free memory before each run, where a virtual machine gives it to its host",
+        quick=False,
+    )  # fmt: skip
     quick: bool = option(False, "very few and small runs: it works, no more")
 
     def __init_subclass__(cls) -> None:

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 #: What can be opened and is no file, besides directories and devices.
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
+#: In a worker ``os.open`` is for the dataset's code, see :mod:`overlapiter.redirection`.
+_open = os.open
 #: Of the numbers that have 64 bits.
 _HALF = 1 << 63
 
@@ -104,9 +106,9 @@ def _open_at_once(path: str, flags: int) -> int:
     To look first what it is would cost the slow store another request for each file.
     """
     try:
-        return os.open(path, flags | os.O_NONBLOCK)
+        return _open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:  # a file on which another process has a lease, which this open ends
-        return os.open(path, flags)
+        return _open(path, flags)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise _no_file(stat.S_IFSOCK, path) from None

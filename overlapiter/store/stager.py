@@ -96,7 +96,7 @@ class Stager:
         self._copier = Copier(self._tiers, self._slow_store)
         self._mover = Mover(self._tiers, self._copier)
         self._comparer = Comparer(validate, self._mover)
-        self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
+        self._stuck: dict[int, list[tuple[int, int]] | None] = {}  # owners that write nothing
         self._parts: dict[Part, None] = {}  # that are not done
 
     def oldest_read(self) -> int | None:
@@ -276,7 +276,7 @@ class Stager:
         self._tiers.note_verified(verified)
         owners = self._begin(part, files) if files else {}
         if owners:  # the job goes on
-            self._wait(part, Wait(self.stores[part.home], owners))
+            self._wait(part, Wait(self.stores[part.home], owners, self._stuck))
         else:
             self._end_job(part)
 
@@ -326,8 +326,6 @@ class Stager:
         """Wait for the files that other processes copy, and claim what they leave; ends a job."""
         try:
             while not wait.is_over():
-                if self._stuck.issuperset(wait.owners):
-                    raise TimeoutError
                 self._note_answers("wait", [("", int(wait.pause() * 1e9), 0)])
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
@@ -337,13 +335,11 @@ class Stager:
                 self._tiers.blame(part.home, error)
             elif self._tiers.is_well(part.home):  # else it is known what is the matter
                 self._tiers.say_busy(part.home)
-            self._stuck.update(wait.owners)
             with self._lock:
                 for file in wait.owners:  # one that could only rise is good where it is
                     part.answers.setdefault(file.key, Staged(Outcome.BUSY))
             self._end_job(part)
         else:
-            self._stuck.difference_update(wait.owners)
             self._claim(part, [*wait.owners])
 
     # --- copies -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from .store import Store, Wanted
 
@@ -13,14 +14,24 @@ _PATIENCE_SECONDS = 5.0
 _MOST_OF_LOOK_SECONDS = 1.0
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
 
+#: What an owner has written, as :meth:`.Store.progress` returns it; None if it has ended.
+_Progress: TypeAlias = list[tuple[int, int]] | None
+
 
 class Wait:
-    """The wait for files that other processes copy, each with its owner."""
+    """The wait for files that other processes copy, each with its owner.
 
-    def __init__(self, store: Store, owners: Mapping[Wanted, int]) -> None:
+    Owners for which one wait was in vain are in ``stuck`` for the next ones, with what they had
+    written; they are waited for again once that has changed.
+    """
+
+    def __init__(
+        self, store: Store, owners: Mapping[Wanted, int], stuck: dict[int, _Progress]
+    ) -> None:
         self._store = store
         self.owners = owners
-        self._progress: dict[int, list[tuple[int, int]] | None] = {}
+        self._stuck = stuck
+        self._progress: dict[int, _Progress] = {}
         self._waited_seconds = 0.0  # since the owners have written something
         self._looked_seconds = 0.0
         self._pause_seconds = _FIRST_POLL_SECONDS
@@ -50,5 +61,7 @@ class Wait:
         if progress != self._progress:
             self._progress, self._waited_seconds = progress, 0.0
         if self._waited_seconds >= _PATIENCE_SECONDS:
+            self._stuck.update(progress)
+        if progress.items() <= self._stuck.items():
             raise TimeoutError("the owners write nothing")
         return False

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,19 +183,43 @@ def test_a_staging_disk_that_is_full_is_warned_of_once_and_training_goes_on(
     assert_accounted(small_disk / "fast")
 
 
+@pytest.mark.parametrize(("n_examples", "n_telling"), [(600, 64), (9, 2)])
 def test_a_source_below_which_nothing_is_opened_is_told_of_once(
-    source: Path, tmp_path: Path
+    source: Path, tmp_path: Path, n_examples: int, n_telling: int
 ) -> None:
     (tmp_path / "link").symlink_to(source)
-    dataset = SourceFiles(tmp_path / "link", NAMES * 50)
+    dataset = SourceFiles(tmp_path / "link", (NAMES * 50)[:n_examples])
     staging = Staging(tmp_path / "fast", source=source, n_prefetchers=2, keep_free=0)
     with OverlapIterator(
         dataset, 300, repeat=False, shuffle=False, n_processes=1, staging=staging
     ) as iterator:
-        words = "none of 64 examples opens a file below .*they open .*link/"
+        words = f"none of {n_telling} examples opens a file below .*they open .*link/"
         with pytest.warns(StagingWarning, match=words) as heard:
-            assert len(list(iterator)) == 2
+            assert sum(map(len, iterator)) == n_examples
     assert [each.filename for each in heard] == [__file__]
+
+
+class ReadsInThreads(SourceFiles):
+    """Reads each example's file in a thread of its own."""
+
+    def get_example(self, i: int) -> Any:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(super().get_example, i).result()
+
+
+def test_files_that_a_dataset_opens_in_threads_of_its_own_are_told_of_once(
+    source: Path, tmp_path: Path
+) -> None:
+    staging = Staging(tmp_path / "fast", source=source, keep_free=0)
+    dataset = ReadsInThreads(source, NAMES)
+    words = "threads of its own .*source_paths"
+    with OverlapIterator(dataset, 4, repeat=False, shuffle=False, staging=staging) as iterator:
+        with pytest.warns(StagingWarning, match=words) as heard:
+            batches = list(iterator)
+        assert iterator.stats().files_staged == 0
+    for batch in batches:
+        assert_right(batch, source)
+    assert (len(batches), len(heard)) == (N_FILES // 4, 1)
 
 
 def test_the_staging_directory_is_private_and_links_in_it_are_not_followed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 from chainer.dataset import DatasetMixin
 
 from overlapiter import OverlapIterator, Staging
-from overlapiter.errors import ExampleError, OptionError, WorkerDiedError
+from overlapiter.errors import ExampleError, OptionError, StagingWarning, WorkerDiedError
 from tests.chainer.iterator_datasets import Pixels
 from tests.support.interruptions import interrupted_at
 from tests.support.staged import flip, staged_paths
@@ -71,6 +72,9 @@ class Declared(DatasetMixin):
         if i == 5 and self.odd_path is not None:
             if self.odd_path == "exit":
                 sys.exit(3)
+            if self.odd_path == "kill":
+                time.sleep(0.5)
+                os.kill(os.getpid(), signal.SIGKILL)
             return [self.odd_path]
         return [f"{self.root}/a{i}"]
 
@@ -194,6 +198,15 @@ def test_paths_that_no_file_can_have_are_read_unstaged(source, odd_path):
         ) as iterator,
     ):
         assert values(iterator, 6) == [1] * 24
+
+
+def test_an_example_that_kills_the_prefetcher_that_asks_for_its_paths_is_named(source):
+    with OverlapIterator(
+        Declared(source, 8, "kill"), 4, shuffle=False, n_processes=1, staging=staging(source)
+    ) as iterator:
+        with pytest.warns(StagingWarning, match="3 prefetchers died .* the files of example 5,"):
+            assert values(iterator, 6) == [1] * 24
+        assert iterator.stats().workers_replaced == 3
 
 
 def test_a_damaged_copy_does_not_end_the_run(source):

@@ -41,15 +41,15 @@ def copying(act, tmp_path):
     return actor
 
 
-def waiting(act, tmp_path, patience_seconds=60.0, n_rounds=1):
+def waiting(act, tmp_path, patience_seconds=60.0, rounds=(slice(None),)):
     """Return a process that stages the same files, and yields what became of them, and how long."""
 
     def wait():
         waiting_module._PATIENCE_SECONDS = patience_seconds
         setting = Setting(tmp_path, contents_of(N_FILES), run=2)
-        for _ in range(n_rounds):
+        for files in rounds:
             begun = time.monotonic()
-            outcomes = setting.outcomes(*setting.paths)
+            outcomes = setting.outcomes(*setting.paths[files])
             yield outcomes, time.monotonic() - begun, setting.said
         setting.close()
         yield setting.origin.n_opened.total()
@@ -88,13 +88,17 @@ def test_a_stopped_process_is_waited_for_once_and_its_files_are_read_from_the_so
     act, copying, tmp_path
 ):
     copying.signal(signal.SIGSTOP)
-    waiter = waiting(act, tmp_path, patience_seconds=1.0, n_rounds=5)
+    all_files = slice(None)
+    rounds = (slice(4), slice(4, None), all_files, all_files, all_files)
+    waiter = waiting(act, tmp_path, patience_seconds=1.0, rounds=rounds)
     outcomes, took_seconds, (text,) = waiter.step()
-    assert outcomes == [BUSY] * N_FILES
+    assert outcomes == [BUSY] * 4
     assert took_seconds > 1.0
     assert "was stopped" in text
-    again = [waiter.step() for _ in range(3)]
-    assert [outcomes for outcomes, *_ in again] == [[BUSY] * N_FILES] * 3
+    others, *again = [waiter.step() for _ in range(3)]  # the process that is stopped is known
+    assert others[0] == [BUSY] * (N_FILES - 4)
+    assert others[1] < 1.0
+    assert [outcomes for outcomes, *_ in again] == [[BUSY] * N_FILES] * 2
     assert min(took_seconds for _, took_seconds, _ in again) < 1.0
     assert again[-1][-1] == [text]
     os.kill(copying.pid, signal.SIGCONT)

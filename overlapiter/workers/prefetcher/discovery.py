@@ -16,8 +16,9 @@ from overlapiter.workers.copies import Given, StagedCopies
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.processes import end_own_fork
 
-#: So many examples that open files, but none below the source, mean that the source is wrong.
-_MANY_FRUITLESS = 64
+#: So many examples that open files, but none below the source, mean that the source is wrong; of a
+#: small dataset a share of it, at least two.
+_MANY_FRUITLESS, _FRUITLESS_SHARE = 64, 1 / 4
 #: Stages a file that a dataset opens; returns its copy, or None if the dataset is to be left.
 Stage: TypeAlias = Callable[[str], Extent | None]
 
@@ -44,6 +45,7 @@ class Discovery(StagedCopies):
         plan: StagingPlan,
         index_type: str = "p",
         *,
+        n_examples: int = 0,
         names_source: bool = False,
     ) -> None:
         super().__init__(plan)
@@ -58,7 +60,9 @@ class Discovery(StagedCopies):
         self._names_source = names_source  # whether the dataset has paths below it
         self._has_found = False  # any file of any example
         self._n_fruitless = 0  # times that none was found, though files elsewhere were opened
+        self._n_telling = max(2, min(_MANY_FRUITLESS, int(n_examples * _FRUITLESS_SHARE)))
         self._elsewhere = ""  # the one that was opened last
+        self._opened_beside = ""  # a file below the source that a thread of the dataset's opened
         OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
 
     def next_path(
@@ -100,6 +104,7 @@ class Discovery(StagedCopies):
     def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
         """Return what is made of a staged copy; leave the dataset if there is none."""
         if self._thread != threading.get_ident() or os.getpid() != self._pid:
+            self._opened_beside = path
             return None
         given = super().give(path, made_of)
         if given is None and self._has_staged(path):
@@ -125,11 +130,17 @@ class Discovery(StagedCopies):
         return extent is not None
 
     def complaint(self) -> str:
-        """Say that nothing is opened below the source, though files are elsewhere; mostly empty."""
-        if self._has_found or self._n_fruitless != _MANY_FRUITLESS:
+        """Say why files that examples open are not found; mostly empty."""
+        if self._opened_beside:
+            return (
+                f"the dataset opens files in threads of its own ({self._opened_beside}, for "
+                f"example), where it cannot be seen which example they belong to, so they are not "
+                f"staged: give it a method source_paths(i) that returns the files of an example"
+            )
+        if self._has_found or self._n_fruitless != self._n_telling:
             return ""
         return (
-            f"none of {_MANY_FRUITLESS} examples opens a file below the source {self._source}, so "
+            f"none of {self._n_telling} examples opens a file below the source {self._source}, so "
             f"nothing is staged; they open {self._elsewhere}, for example. Give a Staging.source "
             f"that these paths begin with (a symbolic link to the same directory is another name)"
         )

@@ -94,7 +94,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
-        self._asked: int | None = None  # the example that user code is asked for
+        self._asked: dict[int, int] = {}  # the examples that user code is asked for, by thread
         self._at_hand: dict[int, TaskAtHand] = {}  # by task, in the order in which they were begun
         self._has_first = False
         self._found_last: list[Wanted] = []  # as many files as an example opens
@@ -237,9 +237,10 @@ class Prefetcher:
             if index in work.task.avoid:
                 example.is_complete, example.is_followed = False, True
                 continue
-            self._row.put(Counter.CURRENT, index + 1)  # the dataset's code may kill this process
+            self._ask(index)
             self._look(example, wanted)
             work.note_files(index, example.keys)
+        self._asked.pop(threading.get_ident(), None)
         with self._lock:
             undeclared = [example for example in work.examples if not example.is_followed]
             work.n_waiting += len(undeclared)
@@ -423,24 +424,29 @@ class Prefetcher:
         """
         with self._user_code:
             begun = time.monotonic()
-            self._asked = index
-            self._show_current()
+            self._ask(index)
             try:
                 if self._discovery is None:
                     self._discovery = self._begin_discovery()
                 found = self._discovery.next_path(index, staged, stage)
                 if words := self._discovery.complaint():
-                    self._warn(words, "wrong source")
+                    self._warn(words, "files not found")
                 return found, time.monotonic() - begun
             finally:
-                self._asked = None
+                del self._asked[threading.get_ident()]
                 self._show_current()
 
     def _begin_discovery(self) -> Discovery:
         plan, n_readers = self._run_plan, self._run_plan.n_readers
         with contextlib.suppress(BaseException):  # user code: a file reader reports it
             self._face.begin(self._number % n_readers, n_readers)
-        return Discovery(self._dataset, self._plan, plan.index_type, names_source=plan.names_source)
+        return Discovery(
+            self._dataset,
+            self._plan,
+            plan.index_type,
+            n_examples=plan.dataset_size,
+            names_source=plan.names_source,
+        )
 
     def _stage_found(
         self, work: TaskAtHand, example: ExampleAtHand, file: Wanted, answers: dict[int, Staged]
@@ -454,12 +460,15 @@ class Prefetcher:
 
     # --- what others see ----------------------------------------------------------------------
 
+    def _ask(self, index: int) -> None:
+        """Show which example the dataset's code is asked for: that may kill this process."""
+        self._asked[threading.get_ident()] = index
+        self._row.put(Counter.CURRENT, index + 1)
+
     def _show_current(self) -> None:
         """Show at which example this process is: the one that it has waited for the longest."""
-        current = self._asked
-        if current is None:
-            current = self._oldest()
-        self._row.put(Counter.CURRENT, current + 1)
+        asked = [*self._asked.values()]
+        self._row.put(Counter.CURRENT, (asked[0] if asked else self._oldest()) + 1)
 
     def _oldest(self) -> int:
         with self._lock:
