@@ -46,7 +46,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
      "--train-ms 20", 4, "epochs as the planner forecasts them"),
     ("evicting", "staging", f"--part evicting {_OWN}", 3, "CPU of evicting a file"),
     ("large-files", "staging", f"--part sizes {_OWN}", 3, "staging larger files, beside cp"),
-    ("startup", "startup", "", 6, "the first mini-batch, and memory"),
+    ("startup", "startup", _OWN, 6, "the first mini-batch, and memory"),
     ("startup-staged", "startup-staged", "--repeats 3", 5,
      "a start over 1.28 million staged files"),
     ("reads-in-flight", "staging", _READS, 6, "reads in flight that tune themselves"),
@@ -63,7 +63,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
      "--iterations 200 --batch-size 4 --repeats 5", 13,
      "the same where ranks have cores of their own; left out where there are fewer"),
     ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
-    ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
+    ("pytorch-fuse", "pytorch", f"--mount fuse {_OWN}", 10, "the same, FUSE mount"),
     ("pytorch-16-cores", "pytorch", "--cores 16 --workers 8,14 --readers 2,8,14,64 "
      "--mb-per-s 1000 --batches 120 --slow-batches 30", 6,
      "more workers; left out where there are fewer cores"),
