@@ -103,7 +103,8 @@ class ExampleError(OverlapError):
         self, index: int, paths: tuple[str, ...], reason: str, worker_traceback: str
     ) -> None:
         text = (
-            f"a file reader could not read {example_words(index, paths)}: {reason}. "
+            f"a file reader could not read {example_words(index, paths)}: "
+            f"{reason.rstrip('.')}. "
             f"{'Check that file, or try' if paths else 'Try'} dataset[{index}] in the main process."
         )
         if worker_traceback:
