@@ -3,27 +3,17 @@
 The order is that of :class:`overlapiter.scatter.ScatteredOrder`: nothing here computes another.
 Each epoch is computed directly, and arrays are as long as an epoch or as the data set, so a longer
 run or more ranks take time, not memory. Pure.
-
-Source: Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC '21,
-section 3 (access frequency).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from overlapiter.errors import OptionError
-from overlapiter.nextuse import FAR
 from overlapiter.options import check_count
 from overlapiter.order import Indices
 from overlapiter.peers.holders import Placement
 from overlapiter.scatter import ScatteredOrder
-
-from .model import binomial
 
 
 class AccessPlan:
@@ -79,37 +69,3 @@ class AccessPlan:
     def placement(self, node_of_rank: Sequence[int]) -> Placement:
         """Return which node holds each example, as the run itself computes it."""
         return Placement(self._order, node_of_rank, self.n_examples)
-
-    def frequencies(self, ranks: Sequence[int]) -> NDArray[np.int32]:
-        """Return how often these ranks together read each example; shape ``(n_examples,)``."""
-        counts = np.zeros(self.n_examples, np.int32)
-        for epoch in self.epochs:
-            np.add.at(counts, self.of_ranks(ranks, epoch), 1)
-        return counts
-
-    def next_uses(self, ranks: Sequence[int], position: int = 0) -> NDArray[np.int64]:
-        """Return the first position from ``position`` on at which one of these ranks reads each.
-
-        A position counts examples of one rank: ``epoch * epoch size + offset``; all ranks are at
-        the same one at the same time.
-
-        Returns:
-            Positions of shape ``(n_examples,)``, FAR where none follows.
-        """
-        found = np.full(self.n_examples, FAR, np.int64)
-        for epoch in self.epochs:
-            rows = self.of_ranks(ranks, epoch)
-            at = epoch * len(rows) + np.arange(len(rows))
-            is_later = at >= position
-            np.minimum.at(found, rows[is_later], at[is_later, np.newaxis])
-        return found
-
-
-def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:
-    """Return how many examples a rank is expected to read over ``1 + excess`` times the mean.
-
-    Source: Dryden et al., section 3.1: the accesses of one rank to one example are
-    Binomial(epochs, 1 / ranks).
-    """
-    most = math.floor((1 + excess) * n_epochs / n_ranks)
-    return n_examples * float(binomial(n_epochs, 1 / n_ranks)[most + 1 :].sum())

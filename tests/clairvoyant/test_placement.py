@@ -75,7 +75,9 @@ def test_a_node_has_what_it_reads_first_in_its_fastest_tier() -> None:
 
 def test_the_published_placement_fills_tiers_by_frequency_then_first_use() -> None:
     plan = AccessPlan(1, 60, 3, 6)
-    counts, first = plan.frequencies([0]), plan.next_uses([0])
+    stream = np.concatenate([plan.of_ranks([0], epoch) for epoch in plan.epochs]).ravel()
+    counts = np.bincount(stream, minlength=60)
+    first = np.array([[*stream, example].index(example) for example in range(60)])
     tiers = greedy_placement(counts, first, np.full(60, 10), [100, 200])
     expected = sorted(range(60), key=lambda example: (-counts[example], first[example]))
     assert set(np.nonzero(tiers == 0)[0]) == set(expected[:10])
