@@ -70,10 +70,6 @@ class Copier:
         #: Held while room is made for files that are to be read: else others would take it.
         self._making_room = threading.Lock()
 
-    def expected_bytes(self, n_files: int) -> int:
-        """Return what files may take of the segment that they share."""
-        return int(self._mean_bytes * n_files)
-
     # --- reading ------------------------------------------------------------------------------
 
     def take(self, read: Read, file: Wanted, home: int, release: Release) -> Content | Staged:

@@ -43,7 +43,7 @@ class Mover:
         if not tiers.is_well(0):
             return {}, []
         try:
-            claim = tiers.stores[0].claim([*low], self._copier.expected_bytes(len(low)))
+            claim = tiers.stores[0].claim([*low])
         except (OSError, IndexBusyError) as error:
             tiers.blame(0, error)
             return {}, []

@@ -284,8 +284,7 @@ class Stager:
         """Claim and copy files; return those that other processes copy, each with its owner."""
         outdated, part.outdated = part.outdated, []
         home = part.home if part.has_claims else None
-        expected_bytes = self._copier.expected_bytes(len(files))
-        got = self._tiers.claim(files, expected_bytes, outdated, part.unseen, home)
+        got = self._tiers.claim(files, outdated, part.unseen, home)
         if isinstance(got, Staged):
             with self._lock:
                 part.answers = {file.key: got for file in files} | part.answers

@@ -2,9 +2,9 @@
 
 The protocol, by which nothing leaks whichever process is killed when:
 
-1. *Claim*: rows in ``copying`` say which process copies a file; the segment that it owns is charged
-   for a reservation before anything is written.
-2. *Copy*: read the source, append to the own segment; no transaction is open meanwhile.
+1. *Claim*: rows in ``copying`` say which process copies a file.
+2. *Copy*: read the source, append to the own segment, which is charged for a reservation before; no
+   transaction is open meanwhile.
 3. *Publish*: a row in ``staged``; the claim ends.
 4. *Evict*: the row moves to ``going``. Either another file of as many blocks is written to that
    place, and the row is deleted when it is published; or the blocks are given back, and then the
@@ -196,11 +196,10 @@ class Store:
 
     # --- claiming -----------------------------------------------------------------------------
 
-    def claim(self, wanted: Sequence[Wanted], expected_bytes: int = 0) -> Claim:
+    def claim(self, wanted: Sequence[Wanted]) -> Claim:
         """Claim the files that no process has staged or is copying.
 
-        Each file in ``mine`` is to be published or given up. What the files may take is reserved at
-        once if there is room.
+        Each file in ``mine`` is to be published or given up.
         """
         paths = self._stored_paths(wanted)
 
@@ -215,8 +214,7 @@ class Store:
                 insert(cursor, "INSERT INTO copying", [(key, owner) for key in mine])
                 return Claim(mine, found, others), going
 
-            more_bytes = expected_bytes and expected_bytes - opened.spare_bytes
-            claimed, going = opened.write_reserving(work, more_bytes)
+            claimed, going = opened.write(work)
             reclaim.finish_later(opened, going)
             return claimed
 

@@ -126,7 +126,6 @@ class Tiers:
     def claim(
         self,
         files: Sequence[Wanted],
-        expected_bytes: int,
         outdated: Sequence[Extent],
         unseen: Mapping[int, Staged],
         home: int | None,
@@ -146,7 +145,7 @@ class Tiers:
             try:
                 store.drop(extent for extent in outdated if extent.tier == tier)
                 if claimed is None and home in (None, tier):
-                    claimed = store.claim(files, expected_bytes), tier
+                    claimed = store.claim(files), tier
             except (OSError, IndexBusyError) as error:
                 answer = self.blame(tier, error)
         return claimed or answer

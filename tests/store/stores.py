@@ -85,7 +85,7 @@ def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> lis
 
 def stage(store: Store, files: Files, paths: Sequence[str]) -> dict[str, Extent]:
     """Stage a part as a prefetcher does; return where the files are that are staged now."""
-    claim = store.claim(wanted(store, paths), expected_bytes=len(paths) * 3 * BLOCK_BYTES)
+    claim = store.claim(wanted(store, paths))
     by_key = {store.key_of(path): path for path in paths}
     mine = [by_key[key] for key in claim.mine]
     done = written_together(store, [(path, files.contents[path]) for path in mine])

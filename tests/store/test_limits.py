@@ -435,7 +435,7 @@ def test_what_the_disk_refuses_to_set_aside_is_not_charged(directory, files, mon
         patch.setattr(opened.Segment, "extend", extend)
         assert one_place(store, 100) is None
         assert one_place(store, 2 * SMALL_BYTES) is None
-        claim = store.claim(wanted(store, files.paths[3:5]), expected_bytes=32 << 20)
+        claim = store.claim(wanted(store, files.paths[3:5]))
         assert len(claim.mine) == 2
         assert store.total_bytes() == sum_of_charges(store) == disk_bytes(directory) == 0
     store.publish([written(store, path, files.contents[path]) for path in files.paths[3:5]], [])

@@ -58,7 +58,7 @@ def test_what_a_killed_process_was_copying_others_copy_and_its_reservation_is_gi
     def prefetcher():
         store = made_store(directory)
         stage(store, files, files.paths[:10])
-        store.claim(wanted(store, files.paths[10:20]), expected_bytes=1 << 20)
+        store.claim(wanted(store, files.paths[10:20]))
         for path in files.paths[10:15]:
             written(store, path, files.contents[path])
         one_place(store, 3 * SMALL_BYTES)
@@ -142,7 +142,7 @@ def test_a_process_in_another_pid_namespace_is_alive_until_it_is_killed(director
         if not child:
             store = made_store(directory)
             stage(store, files, files.paths[:5])
-            claim = store.claim(wanted(store, files.paths[5:8]), expected_bytes=1 << 20)
+            claim = store.claim(wanted(store, files.paths[5:8]))
             os.write(write_fd, f"{os.getpid()} {len(claim.mine)}".encode())
             signal.pause()
         yield child, os.read(read_fd, 100)
@@ -236,7 +236,7 @@ def test_two_processes_that_take_over_at_once_lower_a_charge_once(directory, fil
     def prefetcher():
         store = made_store(directory)
         stage(store, files, files.paths)
-        store.claim(wanted(store, [f"{path}x" for path in files.paths]), expected_bytes=1 << 20)
+        store.claim(wanted(store, [f"{path}x" for path in files.paths]))
         yield
 
     def heir():
