@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import select
 import selectors
 from collections.abc import Iterator
 
@@ -26,9 +25,6 @@ class Contact:
         self.channel = channel
         self.forget_known()
         self._selector = selector
-        poller = select.poll()
-        poller.register(channel, select.POLLIN)
-        self._poll = poller.poll
         selector.register(channel, selectors.EVENT_READ, data)
 
     def forget_known(self) -> None:
@@ -48,8 +44,6 @@ class Contact:
         with contextlib.suppress(BlockingIOError):
             while True:
                 yield self.channel.receive(wait=False)[0]
-                if not self._poll(0):  # in a quarter of the time of a receive in vain
-                    return
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send a message, now or when there is room for it; the descriptors stay the caller's.
