@@ -55,7 +55,7 @@ CREATE TABLE segment (  -- the owner is the first segment of the process; 0 once
   id INTEGER PRIMARY KEY, charged INTEGER NOT NULL, pledged INTEGER NOT NULL,
   run INTEGER NOT NULL, owner INTEGER NOT NULL);
 CREATE INDEX open_segment ON segment (owner) WHERE owner > 0;
-CREATE TABLE source (id INTEGER PRIMARY KEY, root TEXT NOT NULL, place TEXT NOT NULL);
+CREATE TABLE source (id INTEGER PRIMARY KEY, root BLOB NOT NULL, place TEXT NOT NULL);
 CREATE TABLE run (
   id INTEGER PRIMARY KEY, source INTEGER NOT NULL, facts TEXT NOT NULL, started REAL NOT NULL,
   ended REAL, ending TEXT, counters TEXT);

@@ -47,7 +47,6 @@ from .tables import (
     number_of,
     run_by_key,
     staged_extents,
-    stored_root,
     total_bytes,
 )
 
@@ -137,7 +136,7 @@ class Store:
 
     def _introduce(self, cursor: Cursor) -> None:
         """Note the source root and the run."""
-        source = self._source_number, stored_root(self._real), self._place
+        source = self._source_number, os.fsencode(self._real), self._place
         cursor.execute("INSERT OR IGNORE INTO source VALUES (?, ?, ?)", source)
         facts = json.dumps(self._run.facts, default=str)
         cursor.execute(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -61,15 +60,6 @@ def insert(cursor: Cursor, into: str, rows: Sequence[tuple[object, ...]]) -> int
         n_inserted += cursor.execute(f"{into} VALUES {marks}", values).rowcount
         first += n_rows
     return n_inserted
-
-
-def stored_root(root: str) -> str | bytes:
-    """Return a source root as a row has it: bytes if it is no text; ``os.fsdecode`` reads both."""
-    encoded = os.fsencode(root)
-    try:
-        return encoded.decode("utf-8")
-    except UnicodeDecodeError:
-        return encoded
 
 
 def extent_of(row: Sequence[int], tier: int) -> Extent:

@@ -126,7 +126,7 @@ def test_a_source_of_which_nothing_is_staged_any_more_costs_no_further_search(
     assert [n_looks() for _ in range(3)] == [1, 1, 1]  # its threads may stage something still
     one.close()
     assert [n_looks() for _ in range(3)] == [1, 0, 0]
-    assert rows("SELECT root FROM source") == [("/lustre/others",)]
+    assert rows("SELECT root FROM source") == [(b"/lustre/others",)]
     other.close()
 
 

@@ -62,7 +62,7 @@ def staged_paths(directory: Path, source: Path | str | None = None) -> dict[str,
     statement, values = _EXTENTS, []
     if source is not None:
         statement += " WHERE source IN (SELECT id FROM source WHERE root=?)"
-        values.append(str(source))
+        values.append(os.fsencode(source))
     rows = query(directory, statement, *values)
     return {os.fsdecode(path): Extent(key, 0, *numbers) for path, key, *numbers in rows}
 

@@ -70,14 +70,17 @@ class InFlight:
     It grows only while the trainer waits and there is more to read; it shrinks whenever that
     costs no throughput, and to twice of what is in use when the trainer does not wait. The number
     to begin with is brought within the bounds, of which the lower one is at least 1.
+
+    Attributes:
+        n_reads: The number of reads to keep in flight.
+        is_more_in_vain: Whether more reads than these were tried, and brought nothing.
     """
 
     def __init__(self, start: int, minimum: int, maximum: int) -> None:
         self._minimum = minimum
         self._maximum = maximum
-        #: Whether more reads than these were tried, and brought nothing.
         self.is_more_in_vain = False
-        self._home = self._n_reads = max(minimum, min(start, maximum))
+        self._home = self.n_reads = max(minimum, min(start, maximum))
         self._rate = 0.0  # at home; 0 before it is known
         self._latency_seconds = 0.0
         self._first: Reading | None = None  # of the window; None while reads of before come in
@@ -94,23 +97,18 @@ class InFlight:
         self._was_waiting = False
         self._is_odd = False
 
-    @property
-    def n_reads(self) -> int:
-        """The number of reads to keep in flight."""
-        return self._n_reads
-
     def update(self, reading: Reading) -> int:
         """Take note of a reading, some ten each second, and return the number of reads."""
         window = self._window(reading)
         if window is None or self._is_to_look_longer(window):
-            return self._n_reads
+            return self.n_reads
         self._latency_seconds = window.latency_seconds
         self._first = reading
-        if self._n_reads == self._home:
+        if self.n_reads == self._home:
             self._look(window, reading)
         else:
             self._judge(window, reading)
-        return self._n_reads
+        return self.n_reads
 
     # --- windows ------------------------------------------------------------------------------
 
@@ -142,7 +140,7 @@ class InFlight:
         )
 
     def _is_to_look_longer(self, window: _Window) -> bool:
-        step = self._n_reads / self._home
+        step = self.n_reads / self._home
         is_promising = step < 1 and window.rate >= self._rate * step**_STEEP_POWER
         return is_promising and window.seconds < 2 * _WINDOW_SECONDS[self._factor]
 
@@ -151,11 +149,11 @@ class InFlight:
         if self._changed is None:
             self._changed = reading
         if not self._latency_seconds:  # the very first ones
-            return reading.n_files - self._changed.n_files >= self._n_reads
+            return reading.n_files - self._changed.n_files >= self.n_reads
         return reading.at_seconds - self._changed.at_seconds >= self._latency_seconds
 
     def _move(self, n_reads: int, reading: Reading) -> None:
-        self._n_reads = n_reads
+        self.n_reads = n_reads
         self._first, self._changed = None, reading
 
     # --- the search ---------------------------------------------------------------------------
@@ -209,10 +207,10 @@ class InFlight:
 
     def _judge(self, window: _Window, reading: Reading) -> None:
         """Keep the number that was tried, or return to the one before."""
-        step = self._n_reads / self._home
+        step = self.n_reads / self._home
         direction = 1 if step > 1 else -1
         if window.rate >= self._rate * step ** (_UP_POWER if step > 1 else _DOWN_POWER):
-            self._home = self._n_reads
+            self._home = self.n_reads
             if window.rate >= self._rate * step**_STEEP_POWER > self._rate:
                 self._factor, self._pause_seconds = _COARSE, _PAUSE_SECONDS
             self._rate = window.rate

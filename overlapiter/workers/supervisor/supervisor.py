@@ -239,7 +239,7 @@ class Supervisor:
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
         self._tuner.look(time.monotonic(), is_waiting=is_waiting)
         self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
-        self._row.put(Counter.MORE_READS_IN_VAIN, self._tuner.is_more_in_vain)
+        self._row.put(Counter.MORE_READS_IN_VAIN, self._tuner.in_flight.is_more_in_vain)
 
     def _look_around(self) -> None:
         """Look for what no message reports: processes that ended or stopped, vacant places."""

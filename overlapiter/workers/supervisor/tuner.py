@@ -30,7 +30,7 @@ class Tuner:
 
     def __init__(self, team: Team, plan: StagingPlan, now_seconds: float) -> None:
         self._team = team
-        self._in_flight = InFlight(
+        self.in_flight = InFlight(
             plan.first_reads_in_flight, plan.least_reads_in_flight, plan.most_reads_in_flight
         )
         self._sent = dict.fromkeys(range(len(team.workers)), (0, plan.reads_per_prefetcher))
@@ -43,12 +43,7 @@ class Tuner:
     @property
     def reads_per_prefetcher(self) -> int:
         """Reads that each prefetcher is to have in flight."""
-        return self._in_flight.n_reads // self._team.n_wanted
-
-    @property
-    def is_more_in_vain(self) -> bool:
-        """Whether more reads than at present were tried, and brought nothing."""
-        return self._in_flight.is_more_in_vain
+        return self.in_flight.n_reads // self._team.n_wanted
 
     def look(self, now_seconds: float, *, is_waiting: bool) -> None:
         """Take note of the present; tell the prefetchers if their reads change."""
@@ -60,7 +55,7 @@ class Tuner:
         self.has_lack = at_hand < self._total(Counter.READS_IN_FLIGHT)
         if now_seconds >= self._look_at:
             self._look_at = now_seconds + _LOOK_AFTER_SECONDS
-            self._in_flight.update(self._reading())
+            self.in_flight.update(self._reading())
             self._tell()
 
     def _reading(self) -> Reading:
