@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import random
 import resource
@@ -19,6 +18,7 @@ from overlapiter.node import count_cores, kernel_text
 from overlapiter.origins.origin import Original, OriginalFile
 from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
+from overlapiter.store.localfiles import owned, remove_folders
 from overlapiter.store.outcome import Staged
 from overlapiter.store.site import Run, Site
 from overlapiter.store.stager import Stager
@@ -88,24 +88,9 @@ def scratch(directory: str) -> Iterator[str]:
     What an earlier call left behind because it was killed is removed, too.
     """
     place = directory if os.path.isdir(directory) else os.path.dirname(directory)
-    for name in os.listdir(place):
-        left = os.path.join(place, name)
-        if name.startswith(_FOLDER_PREFIX):
-            with contextlib.suppress(OSError), _locked(left):  # its command goes on, or another's
-                shutil.rmtree(left, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=place) as folder, _locked(folder):
+    remove_folders(place, _FOLDER_PREFIX)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=place) as folder, owned(folder):
         yield folder
-
-
-@contextlib.contextmanager
-def _locked(folder: str) -> Iterator[None]:
-    """Own a folder for the length of a ``with`` block. Raises OSError if another process does."""
-    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
 
 
 def file_system_of(directory: str) -> FileSystem:

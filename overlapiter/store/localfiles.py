@@ -16,6 +16,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 from .extents import Extent, ExtentReader
 from .generation import generation_of
@@ -127,15 +128,25 @@ def remove_left(generation: str) -> None:
 
     A folder that is not locked yet may go, too: who has made it makes another one.
     """
-    parent = os.path.join(generation, _FOLDER)
+    remove_folders(os.path.join(generation, _FOLDER))
+
+
+def remove_folders(parent: str, prefix: str = "") -> None:
+    """Remove the folders in a directory whose names begin so, and that no process owns."""
     names: list[str] = []
     with contextlib.suppress(OSError):  # there were never any, or the disk is sick
         names = os.listdir(parent)
-    for name in names:
-        with contextlib.suppress(OSError):  # it is gone, none of ours, or its process lives
-            fd = os.open(os.path.join(parent, name), _FLAGS)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-            finally:
-                os.close(fd)
+    for path in [os.path.join(parent, name) for name in names if name.startswith(prefix)]:
+        with contextlib.suppress(OSError), owned(path):  # it is gone, or no folder, or owned
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def owned(folder: str) -> Iterator[None]:
+    """Own a folder for the length of a ``with`` block. Raises OSError if another process does."""
+    fd = os.open(folder, _FLAGS)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
