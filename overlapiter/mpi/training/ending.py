@@ -25,6 +25,7 @@ from typing import Any
 
 from overlapiter.errors import TrainingError
 from overlapiter.node import this_host
+from overlapiter.workers.start.processes import flush_output
 
 #: A rank's host, and the number of its process there.
 Process = tuple[object, int]
@@ -89,7 +90,7 @@ def die_if_tolerant() -> None:
     waits for them.
     """
     if is_tolerant() and is_command():
-        _flush()
+        flush_output()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -164,7 +165,7 @@ def _leave() -> None:
                 mpi.Finalize()
                 faulthandler.cancel_dump_traceback_later()
     if is_tolerant():
-        _flush()
+        flush_output()
         os._exit(status)
 
 
@@ -188,7 +189,7 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
         say(f"note: {words_of(missing)} did not end: killed{more}")
     if not missing or (rank and missing != [0]):
         return status
-    _flush()
+    flush_output()
     time.sleep(_PASS_ON_SECONDS)
     if not is_tolerant():
         world.Abort(status)
@@ -204,9 +205,3 @@ def signal_process(process: Process, number: signal.Signals) -> None:
     if host == this_host().key:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or its reader has ended
-            stream.flush()
