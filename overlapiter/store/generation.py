@@ -82,12 +82,24 @@ def make_generation(directory: str, gone: str = "") -> str:
     generation, number = generation_of(directory), _number(os.path.basename(gone))
     if _number(os.path.basename(generation)) <= number:
         generation = os.path.join(root_of(directory), f"g{number + 1:04}")
-    os.makedirs(directory, 0o700, exist_ok=True)  # it may be a link, and another's
+    _make_private(directory)
     for path in (root_of(directory), generation, segments_of(generation)):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
         _check_own(path)
     return generation
+
+
+def _make_private(path: str) -> None:
+    """Make a directory and its missing parents; one that is there may be a link, and another's."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_private(os.path.dirname(os.path.abspath(path)))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
 
 
 def discard(generation: str) -> None:

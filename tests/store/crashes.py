@@ -117,7 +117,7 @@ def use(directory: Path, allowed: tuple[type[BaseException], ...]) -> int:
     def claim(paths: list[str]) -> None:
         outdated = [extent for path, extent in staged(store, FILES).items() if path in paths[:1]]
         store.drop(outdated)
-        mine.extend(store.claim(wanted(store, paths), len(paths) * BLOCK_BYTES).mine)
+        mine.extend(store.claim(wanted(store, paths)).mine)
 
     def publish() -> None:
         half_done = None
