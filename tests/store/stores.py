@@ -83,11 +83,19 @@ def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> lis
     return copies
 
 
+def reserve(store: Store, n_blocks: int) -> None:
+    """Have room set aside, as before files are read, that is not promised to any of them."""
+    n_files, _, release = store.promise(BLOCK_BYTES, n_blocks, again=True)
+    for _ in range(n_files):
+        release()
+
+
 def stage(store: Store, files: Files, paths: Sequence[str]) -> dict[str, Extent]:
     """Stage a part as a prefetcher does; return where the files are that are staged now."""
     claim = store.claim(wanted(store, paths))
     by_key = {store.key_of(path): path for path in paths}
     mine = [by_key[key] for key in claim.mine]
+    reserve(store, 3 * len(mine))
     done = written_together(store, [(path, files.contents[path]) for path in mine])
     store.publish(done, claim.mine[len(done) :])
     extents = [copy[2] for copy in done] + [found.extent for found in claim.found.values()]

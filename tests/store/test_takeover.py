@@ -23,6 +23,7 @@ from tests.store.stores import (
     made_store,
     n_right,
     one_place,
+    reserve,
     segment_paths,
     stage,
     staged,
@@ -59,6 +60,7 @@ def test_what_a_killed_process_was_copying_others_copy_and_its_reservation_is_gi
         store = made_store(directory)
         stage(store, files, files.paths[:10])
         store.claim(wanted(store, files.paths[10:20]))
+        reserve(store, 256)
         for path in files.paths[10:15]:
             written(store, path, files.contents[path])
         one_place(store, 3 * SMALL_BYTES)
@@ -237,6 +239,7 @@ def test_two_processes_that_take_over_at_once_lower_a_charge_once(directory, fil
         store = made_store(directory)
         stage(store, files, files.paths)
         store.claim(wanted(store, [f"{path}x" for path in files.paths]))
+        reserve(store, 256)
         yield
 
     def heir():
