@@ -63,7 +63,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
      "--iterations 200 --batch-size 4 --repeats 5", 13,
      "the same where ranks have cores of their own; left out where there are fewer"),
     ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
-    ("pytorch-fuse", "pytorch", f"--mount fuse {_OWN}", 10, "the same, FUSE mount"),
+    ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
     ("pytorch-16-cores", "pytorch", "--cores 16 --workers 8,14 --readers 2,8,14,64 "
      "--mb-per-s 1000 --batches 120 --slow-batches 30", 6,
      "more workers; left out where there are fewer cores"),
@@ -77,7 +77,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
     ("updates", "updates", "", 3, "one update of the weights on a training server"),
     ("grid", "grid", "", 7, "a search of settings beside a grid"),
     ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
-    ("peers", "peers", _OWN, 8, "files from other nodes: reads, times, what serving costs"),
+    ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
     ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
     ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
      "--mb-per-s 1000 --repeats 3", 8, "where the store is not the limit"),

@@ -80,12 +80,15 @@ class DatasetPicklingError(OverlapError, TypeError):
     """
 
     def __init__(self, attribute: str, reason: str) -> None:
-        super().__init__(
+        text = (
             f"{attribute} cannot be sent to the file readers, since it cannot be pickled "
             f"({reason}). Open files, locks and connections on first use, when an example is read, "
             f"and leave them out in __getstate__; define functions and classes at the top level of "
-            f"a module. Under `python -m cProfile` those of the script itself are not found."
+            f"a module."
         )
+        if "_lsprof" in sys.modules:  # part of cProfile
+            text += " Under `python -m cProfile` those of the script itself are not found."
+        super().__init__(text)
         self.attribute = attribute
 
 

@@ -126,11 +126,15 @@ class Tier:
             raise OptionError("directory", "is empty; name a directory on the node's own disk")
         if self.capacity is not None and parse_size("capacity", self.capacity, _HUGE_BYTES) == 0:
             raise OptionError("capacity", "is zero; give room for some mini-batches, or None")
+        object.__setattr__(self, "directory", directory_path(self.directory))
 
 
 @dataclasses.dataclass(frozen=True)
 class Staging:
     """Where and how files are staged.
+
+    Relative paths are meant from the working directory in which it is made: a program may change
+    that before its first mini-batch.
 
     Args:
         directory: The staging directory, on the node's own fast disk. It is made, with mode 0700,
@@ -197,9 +201,9 @@ class Staging:
         """Return all tiers, the fastest first; one of them is the ``directory``, if given."""
         tiers = list(self.tiers)
         if self.directory is not None:
-            own = directory_path(self.directory)
-            if own not in [directory_path(tier.directory) for tier in tiers]:
-                tiers.append(Tier(self.directory, self.capacity))
+            own = Tier(self.directory, self.capacity)
+            if own.directory not in [tier.directory for tier in tiers]:
+                tiers.append(own)
         return tiers
 
     def __post_init__(self) -> None:
@@ -209,8 +213,10 @@ class Staging:
         tiers = self.all_tiers()
         if not tiers:
             raise OptionError("directory", "is missing; name a directory on the node's own disk")
-        if len({directory_path(tier.directory) for tier in tiers}) < len(tiers):
+        if len({tier.directory for tier in tiers}) < len(tiers):
             raise OptionError("tiers", "name a directory twice; each needs one of its own")
+        if self.directory is not None:
+            object.__setattr__(self, "directory", directory_path(self.directory))
         if self.capacity is not None and len(tiers) == len(self.tiers):
             raise OptionError("capacity", "belongs to one of the tiers; give it to that Tier")
         self._check_source()
@@ -227,6 +233,8 @@ class Staging:
         source = "" if self.source is None else checked_root(os.fspath(self.source))
         if self.source is not None and not source:
             raise OptionError("source", "is empty; name the root of the files on the slow store")
+        if source and not is_url(source):
+            object.__setattr__(self, "source", os.path.abspath(source))
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
             raise OptionError("storage_options", "is no mapping; give a dict of fsspec's options")
         if self.storage_options and source and not is_url(source):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -157,3 +159,14 @@ def test_an_example_without_files_has_no_empty_brackets():
 def test_our_warnings_can_be_filtered_as_runtime_warnings(kind):
     with pytest.warns(RuntimeWarning):
         warnings.warn("the disk is full", kind, stacklevel=1)
+
+
+def test_a_profiler_is_named_where_there_is_one():
+    program = (
+        "from overlapiter.errors import DatasetPicklingError\n"
+        "print('cProfile' in str(DatasetPicklingError('dataset', 'no')))\n"
+    )
+    for options, is_named in ([], "False"), (["-m", "cProfile"], "True"):
+        command = [sys.executable, *options, "/dev/stdin"]
+        told = subprocess.run(command, input=program, capture_output=True, text=True, check=True)
+        assert told.stdout.splitlines()[0] == is_named

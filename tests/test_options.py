@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import numpy as np
@@ -97,8 +98,16 @@ def test_the_least_count_can_be_chosen():
 @pytest.mark.parametrize("directory", ["/nvme/me", Path("/nvme/me"), "relative"])
 def test_the_defaults_work_with_any_directory(directory):
     staging = Staging(directory)
-    assert staging.directory == directory
+    assert staging.directory == os.path.abspath(directory)
     assert staging.capacity is None
+
+
+def test_relative_paths_are_meant_from_where_the_options_are_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    staging = Staging("fast", source="data", tiers=[Tier("ram")])
+    monkeypatch.chdir("/")
+    paths = [staging.source, *(tier.directory for tier in staging.all_tiers())]
+    assert paths == [str(tmp_path / name) for name in ("data", "ram", "fast")]
 
 
 @pytest.mark.parametrize(

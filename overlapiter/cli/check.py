@@ -23,6 +23,7 @@ import errno
 import os
 from collections import defaultdict
 
+from overlapiter.errors import OptionError
 from overlapiter.options import directory_path
 from overlapiter.origins.origin import Original
 from overlapiter.store.extents import Checksum, ExtentReader
@@ -33,10 +34,10 @@ from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
-from .console import CommandError, Names, Progress, printable, tell
+from .console import CommandError, Names, Progress, UsageError, printable, tell
 from .crew import Crew, Part, parts_of
 from .origins import add_reading, origin_of
-from .place import add_directory, chosen, opened, recorded, store_of
+from .place import add_directory, chosen, opened, recorded, source_words, store_of
 
 _PART_FILES = 64
 _DROPPED_AT_ONCE = 256
@@ -90,7 +91,7 @@ class _Report:
         """Go on to a source root, or to the directory."""
         self._place = place
         if not self._arguments.json:
-            print(printable(place))
+            print(place)
 
     def good(self, text: str, n: int, thing: str) -> None:
         """Tell of so many things that are right."""
@@ -120,8 +121,16 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
                 )
             stack.enter_context(recorded(store, dict))
         for source in sources:
-            _check_files(_Verifier(inventory, source, arguments), store, report)
-        report.begin(inventory.directory)
+            try:
+                verifier = _Verifier(inventory, source, arguments)
+            except (OptionError, UsageError) as error:
+                if arguments.source is not None:
+                    raise
+                report.begin(source_words(source.root, source.place))
+                report.wrong(f"not compared: {error}")
+            else:
+                _check_files(verifier, store, report)
+        report.begin(printable(inventory.directory))
         _check_segments(inventory, before, store, report)
 
 
@@ -136,7 +145,7 @@ def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> N
         bad = [file.extent for file, fault in faults.items() if fault in repaired]
         for some in parts_of(bad, _DROPPED_AT_ONCE):
             store.drop(some)
-    report.begin(verifier.source.root)
+    report.begin(source_words(verifier.source.root, verifier.source.place))
     report.good(f"{count_words(n_good, 'file'):>14}", n_good, "file")
     for fault, some_names in names.items():
         text = f"{fault}: {Names(sorted(some_names))}"

@@ -61,12 +61,12 @@ def origin_of(
     """
     plan = StagingPlan((), source, "never", 1, n_reads, options, Staging.retry_seconds)
     if is_url(source):
-        from overlapiter.origins.remote import check_remote  # and with it fsspec, for URLs alone
-
-        check_remote(source, options)
         if place not in (None, plan.place):
             raise UsageError(
                 f"{source} was staged from another store ({place or 'without options'}); name "
                 f"--source and the --storage-options of that one"
             )
+        from overlapiter.origins.remote import check_remote  # and with it fsspec, for URLs alone
+
+        check_remote(source, options)
     return plan.origin()

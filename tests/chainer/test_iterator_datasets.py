@@ -63,6 +63,19 @@ class Mirrored(d.LabeledImageDataset):
             return np.array(image), np.int32(label)
 
 
+class FromInside(SourceFiles):
+    """Goes into the folder of the files while it reads one, by its name alone."""
+
+    def get_example(self, i: int) -> Any:
+        before = os.getcwd()
+        os.chdir(self.folder)
+        try:
+            with open(self.names[i], "rb") as file:
+                return np.frombuffer(file.read(), np.uint8), np.int32(i)
+        finally:
+            os.chdir(before)
+
+
 class ListOfNames(list):  # type: ignore[type-arg]  # of texts
     """A list that gives what is in files."""
 
@@ -119,6 +132,7 @@ DATASETS: dict[str, tuple[Callable[[Path], Any], int]] = {
     "MultiZippedImageDataset": (lambda root: d.MultiZippedImageDataset([str(zipped(root))]), 1),
     "a user's own around another": (lambda root: Preprocessed(labeled(root)), N_FILES),
     "a user's own that opens files": (lambda root: SourceFiles(root, names(root)), N_FILES),
+    "a user's own inside their folder": (lambda root: FromInside(root, names(root)), N_FILES),
     "a user's own that declares them": (lambda root: DeclaredFiles(root, names(root)), N_FILES),
     "a user's own of Chainer's kind": (lambda root: Mirrored(labeled(root)._pairs, root), N_FILES),
     "a user's own list": (lambda root: ListOfNames(root / name for name in names(root)), N_FILES),

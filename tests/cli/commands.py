@@ -113,9 +113,9 @@ def _checked(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProc
     return done
 
 
-def stage(*words: object) -> None:
+def stage(*words: object, stdin: str | None = None) -> None:
     """Stage files, for tests of other commands."""
-    done = overlapiter("stage", *words)
+    done = overlapiter("stage", *words, stdin=stdin)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

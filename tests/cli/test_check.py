@@ -270,6 +270,27 @@ def test_options_that_can_be_read_only_once_are_enough(fast, staged) -> None:
     assert f"good {len(staged)} files" in done.stdout
 
 
+def test_an_archive_without_its_options_is_named_and_all_else_is_checked(
+    source, fast, staged, tmp_path
+) -> None:
+    options = tmp_path / "options.json"
+    archive = shutil.make_archive(str(tmp_path / "images"), "zip", source)
+    options.write_text(json.dumps({"fo": archive}))
+    of_archive = ("--source", "zip://", "--storage-options", options)
+    stage("-", *of_archive, "--to", fast, stdin="c0/0.bin")
+    done = overlapiter("check", fast)
+    assert done.returncode == 1
+    assert f"{source}\n good {N_FILES} files\n" in done.stdout
+    assert (
+        f"wrong not compared: zip:// was staged from another store ([('fo', '{archive}')]); name"
+        in done.stdout
+    )
+    done = overlapiter("check", fast, *of_archive)
+    assert done.returncode == 0
+    assert f"zip:// [('fo', '{archive}')]\n good 1 file\n" in done.stdout
+    assert staged
+
+
 def test_a_source_that_is_not_staged_is_explained(source, fast, staged, tmp_path) -> None:
     done = overlapiter("check", fast, "--source", tmp_path / "other")
     assert done.returncode == 2

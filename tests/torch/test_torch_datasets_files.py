@@ -76,6 +76,24 @@ def test_files_that_are_opened_unseen_are_reported_though_pytorch_reads_its_own(
     assert stats.examples_unseen >= 36  # those of the last mini-batch are counted a moment later
 
 
+def test_a_program_that_goes_elsewhere_before_its_first_mini_batch_stages_where_it_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(8):
+        (source / f"{number:05}.jpg").write_bytes(bytes(100 + number))
+    monkeypatch.chdir(tmp_path)
+    staging = Staging("fast", source="source", keep_free=0)
+    loader = DataLoader(ImagesAtOnce(source, 8), 4, num_workers=1, staging=staging)
+    with contextlib.closing(loader):
+        (tmp_path / "run").mkdir()
+        monkeypatch.chdir("run")
+        assert len([*loader]) == 2
+    assert len(staged_paths(tmp_path / "fast")) == 8
+    assert os.listdir(".") == []
+
+
 def test_a_damaged_copy_of_a_mini_batch_that_is_read_at_once_is_staged_anew(
     tmp_path: Path,
 ) -> None:

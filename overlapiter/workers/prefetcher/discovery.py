@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from overlapiter.openhook import OpenHook
-from overlapiter.sources import Dataset, index_maker
+from overlapiter.sources import Dataset, index_maker, normalised
 from overlapiter.store.extents import Extent
 from overlapiter.workers.copies import Given, StagedCopies
 from overlapiter.workers.plan import StagingPlan
@@ -68,7 +68,7 @@ class Discovery(StagedCopies):
     def next_path(
         self, index: int, after: dict[int, Extent], stage: Stage | None = None
     ) -> str | None:
-        """Return the first file that an example opens, of those not ``after``, as it is written.
+        """Return the first file that an example opens, of those not ``after``.
 
         Args:
             index: The example.
@@ -77,8 +77,8 @@ class Discovery(StagedCopies):
                 What it raises is raised here.
 
         Returns:
-            The path. None if there is no further one, and where the dataset raises: the file reader
-            meets the same error and reports it.
+            Its absolute path, or URL. None if there is no further one, and where the dataset
+            raises: the file reader meets the same error and reports it.
         """
         self.begin_part(dict(after))
         self.begin_example()
@@ -110,7 +110,8 @@ class Discovery(StagedCopies):
         if given is None and self._has_staged(path):
             given = super().give(path, made_of)
         if given is None:
-            self._found = self._found or path
+            # The dataset may leave the directory from which a relative path leads there.
+            self._found = self._found or (path if self._is_url else normalised(path))
             raise _PathFoundError
         return given
 
