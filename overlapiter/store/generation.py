@@ -38,6 +38,8 @@ _FIRST = "g0001"
 _OLD_NAMES = ("overlapiter.usage", "overlapiter.users", "overlapiter.runs.jsonl")
 _OLD_FOLDER = re.compile(r".*-[0-9a-f]{12}")
 _BLOCK_BYTES = 4096
+#: Of Linux, in <linux/btrfs.h>.
+_BTRFS_IOC_FS_INFO = 0x8400941F
 
 
 def root_of(directory: str) -> str:
@@ -168,8 +170,14 @@ def prepare(directory: str) -> None:
 
 
 def can_punch(generation: str) -> bool:
-    """Return whether the disk gives back the space of a hole; costs a file without a name."""
+    """Return whether the disk gives back the space of a hole; costs a file without a name.
+
+    Btrfs makes holes, but keeps what it has allocated at once until nothing of that is left.
+    """
     with tempfile.TemporaryFile(dir=generation) as file:
+        with contextlib.suppress(OSError):  # only Btrfs answers
+            fcntl.ioctl(file, _BTRFS_IOC_FS_INFO, bytearray(1024))
+            return False
         try:
             punch_hole(file.fileno(), 0, _BLOCK_BYTES)
         except OSError as error:
