@@ -81,14 +81,13 @@ def make_generation(directory: str, gone: str = "") -> str:
         gone: One that was removed while this process had it open. It may be being removed still,
             so it is not filled again: the one to make has a higher number.
     """
+    _make_private(directory)
+    _make_own(root_of(directory))
     generation, number = generation_of(directory), _number(os.path.basename(gone))
     if _number(os.path.basename(generation)) <= number:
         generation = os.path.join(root_of(directory), f"g{number + 1:04}")
-    _make_private(directory)
-    for path in (root_of(directory), generation, segments_of(generation)):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        _check_own(path)
+    _make_own(generation)
+    _make_own(segments_of(generation))
     return generation
 
 
@@ -205,8 +204,10 @@ def _number(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _check_own(path: str) -> None:
-    """Refuse a directory that is a link or another user's; close one that others can enter."""
+def _make_own(path: str) -> None:
+    """Make a directory; refuse a link or another user's, and close one that others can enter."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{path} is no directory", path)
