@@ -115,8 +115,8 @@ def warnings(
         )
     if disk is not None and not disk.has_holes:
         found.append(
-            "the staging disk has no holes, so each file takes a segment of its own, which is "
-            "slower: choose ext4, XFS or /dev/shm"
+            "the staging disk gives back no holes, so each file takes a segment of its own, which "
+            "is slower: choose ext4, XFS or /dev/shm"
         )
     if disk is not None and disk.write_bytes_per_second < best.bytes_per_second:
         found.append(

@@ -38,6 +38,8 @@ _FIRST = "g0001"
 _OLD_NAMES = ("overlapiter.usage", "overlapiter.users", "overlapiter.runs.jsonl")
 _OLD_FOLDER = re.compile(r".*-[0-9a-f]{12}")
 _BLOCK_BYTES = 4096
+#: Of Linux, in <linux/btrfs.h>.
+_BTRFS_IOC_FS_INFO = 0x8400941F
 
 
 def root_of(directory: str) -> str:
@@ -79,14 +81,13 @@ def make_generation(directory: str, gone: str = "") -> str:
         gone: One that was removed while this process had it open. It may be being removed still,
             so it is not filled again: the one to make has a higher number.
     """
+    _make_private(directory)
+    _make_own(root_of(directory))
     generation, number = generation_of(directory), _number(os.path.basename(gone))
     if _number(os.path.basename(generation)) <= number:
         generation = os.path.join(root_of(directory), f"g{number + 1:04}")
-    _make_private(directory)
-    for path in (root_of(directory), generation, segments_of(generation)):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-        _check_own(path)
+    _make_own(generation)
+    _make_own(segments_of(generation))
     return generation
 
 
@@ -168,8 +169,14 @@ def prepare(directory: str) -> None:
 
 
 def can_punch(generation: str) -> bool:
-    """Return whether the disk gives back the space of a hole; costs a file without a name."""
+    """Return whether the disk gives back the space of a hole; costs a file without a name.
+
+    Btrfs makes holes, but keeps what it has allocated at once until nothing of that is left.
+    """
     with tempfile.TemporaryFile(dir=generation) as file:
+        with contextlib.suppress(OSError):  # only Btrfs answers
+            fcntl.ioctl(file, _BTRFS_IOC_FS_INFO, bytearray(1024))
+            return False
         try:
             punch_hole(file.fileno(), 0, _BLOCK_BYTES)
         except OSError as error:
@@ -197,8 +204,10 @@ def _number(name: str) -> int:
     return int(match[1]) if match else 0
 
 
-def _check_own(path: str) -> None:
-    """Refuse a directory that is a link or another user's; close one that others can enter."""
+def _make_own(path: str) -> None:
+    """Make a directory; refuse a link or another user's, and close one that others can enter."""
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, f"{path} is no directory", path)

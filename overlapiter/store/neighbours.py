@@ -30,21 +30,23 @@ class Neighbours:
     def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
         """Return keys of some files of source roots that no run uses, staged so long ago.
 
-        A search goes on where the last one has ended, or begins again if there is nothing after it.
+        What was staged later than now, before the clock was set back, counts as staged long ago. A
+        search goes on where the last one has ended, or begins again if there is nothing after it.
         """
         unused = (
             "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
         )
         if not self._access.rows(f"{unused} LIMIT 1"):
             return []  # without a look at all that is staged
-        before = int(time.time() - older_than_seconds)
+        now = int(time.time())
+        young = int(now - older_than_seconds) + 1, now
         # Not from the start each time: once those there have gone, it is full of files in use.
-        statement = f"SELECT key FROM staged WHERE key > ? AND at <= ? AND source IN ({unused})"
-        statement += " ORDER BY key LIMIT ?"
+        statement = "SELECT key FROM staged WHERE key > ? AND at NOT BETWEEN ? AND ?"
+        statement += f" AND source IN ({unused}) ORDER BY key LIMIT ?"
         rows = self._access.rows
-        found = rows(statement, self._last_stray, before, limit)
+        found = rows(statement, self._last_stray, *young, limit)
         if not found and self._last_stray != LEAST_KEY:
-            found = rows(statement, LEAST_KEY, before, limit)
+            found = rows(statement, LEAST_KEY, *young, limit)
         if not found and older_than_seconds == 0:
             with contextlib.suppress(OSError, IndexBusyError):  # the next search tries it again
                 self._access.write(_forget_empty)

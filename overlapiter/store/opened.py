@@ -43,7 +43,7 @@ class OpenGeneration:
         lock: Of all that is not in the index.
         owner: The segment by which this process is known, and its claims are.
         block_bytes: Every place has a multiple of this size.
-        can_punch: Whether the disk takes holes; else every file has a segment of its own.
+        can_punch: Whether holes give space back; else every file has a segment of its own.
         boots: How often the node was booted since the generation was made.
         unfinished: What was evicted, and could not be given back or noted yet.
         vacant: What was evicted, and is kept to be written to again.

@@ -113,6 +113,22 @@ def test_a_directory_of_another_user_is_refused(directory, monkeypatch):
         prepare(str(directory))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_who_cannot_look_into_the_directory_of_another_user_is_told_whose_it_is(tmp_path):
+    def refused():
+        os.chdir(tmp_path)  # no other user can reach it from the root
+        os.setuid(12345)
+        with pytest.raises(StagingError, match="belongs to another user"):
+            prepare("shared")
+        return True
+
+    tmp_path.chmod(0o755)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o1777)
+    make_generation(str(tmp_path / "shared"))
+    assert apart(refused)
+
+
 def test_a_segment_that_is_a_link_is_neither_read_nor_written_through(directory, files, tmp_path):
     def stage_all():
         store = made_store(directory)

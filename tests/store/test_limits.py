@@ -17,7 +17,7 @@ from overlapiter.store.extents import SMALL_BYTES
 from overlapiter.store.index import IndexBusyError
 from overlapiter.store.store import Store
 from tests.store.actors import apart, in_a_process, stopped
-from tests.store.disks import mounted, mounted_ext4, mounted_tmpfs
+from tests.store.disks import mounted, mounted_btrfs, mounted_ext4, mounted_tmpfs
 from tests.store.stores import (
     BLOCK_BYTES,
     Files,
@@ -108,6 +108,22 @@ def test_four_processes_never_exceed_the_capacity_nor_does_what_they_count(tmp_p
         look.kill()
         assert total_bytes == charged_bytes == disk_bytes(directory)
         assert apart(lambda: n_right_once_full(directory, files)) > 10
+
+
+@in_a_process
+def test_the_capacity_holds_on_a_disk_that_keeps_what_it_has_allocated_at_once(tmp_path):
+    files = Files(300, most_bytes=64 * BLOCK_BYTES)
+    capacity_bytes = files.blocks_bytes // 3
+    with mounted_btrfs(tmp_path / "fast", 200 << 20) as directory:
+        store = made_store(directory, capacity_bytes=capacity_bytes)
+        os.sync()
+        before_bytes = in_use(directory)
+        for _ in staging_and_evicting(store, files, 1, 300):
+            pass
+        os.sync()
+        assert in_use(directory) - before_bytes < 1.2 * capacity_bytes  # the index grows, too
+        assert n_right(store, files) > 50
+        store.close()
 
 
 def n_right_once_full(directory: Path, files: Files) -> int:

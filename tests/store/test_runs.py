@@ -91,6 +91,22 @@ def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
 
 
 @in_a_process
+def test_what_was_staged_before_the_clock_was_set_back_is_a_stray(directory, files, monkeypatch):
+    now_seconds = time.time()
+    monkeypatch.setattr(time, "time", lambda: now_seconds + 10**8)
+    store = made_store(directory, 1)
+    stage(store, files, files.paths)
+    store.record_end("closed", {})
+    store.close()
+    monkeypatch.setattr(time, "time", lambda: now_seconds)
+    other = made_store(directory, 2, "/lustre/other")
+    for age_seconds in (0, 3600):
+        found = other.neighbours.strays(older_than_seconds=age_seconds, limit=100)
+        assert len(found) == len(files.paths)
+    other.close()
+
+
+@in_a_process
 def test_a_search_for_strays_goes_on_where_the_last_one_has_ended(directory, files):
     one = made_store(directory, 1)
     stage(one, files, files.paths)
