@@ -136,6 +136,21 @@ def test_a_file_opened_twice_is_found_once(source):
     assert discovered(source, give) == [str(source / "1.txt")]
 
 
+def test_what_is_left_half_made_says_nothing_when_it_is_deleted(source, monkeypatch):
+    class Reader:
+        def __init__(self, index):
+            self.file = open(source / f"{index}.txt")  # noqa: SIM115  # that is the point
+
+        def __del__(self):
+            self.file.close()
+
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    assert discovered(source, lambda index: Reader(index).file.name) == [str(source / "1.txt")]
+    assert said == []
+    assert sys.unraisablehook == said.append
+
+
 def test_an_example_that_opens_nothing_below_the_source_has_no_file(source):
     (source.parent / "other.txt").write_text("x")
     assert discovered(source, lambda _: read(source.parent / "other.txt")) == []

@@ -87,12 +87,15 @@ class Discovery(StagedCopies):
         if self._names_source:  # what a library reads when it is imported is no file of the data
             self._elsewhere = ""
         self._thread = threading.get_ident()
+        # What is left half made may fail in its __del__, which Python would print.
+        printing, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             try:
                 self._dataset[self._index_type(index)]
             finally:
                 if os.getpid() != self._pid:
                     end_own_fork(sys.exc_info()[1])
+        sys.unraisablehook = printing
         self._thread = None
         self.begin_example()  # what this one opened is not needed any more
         self._has_found |= self._found is not None
