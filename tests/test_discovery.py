@@ -105,6 +105,7 @@ def test_several_files_are_found_one_by_one_even_if_a_name_is_in_another_file(so
 
 def test_with_what_stages_them_all_files_are_found_in_one_run_up_to_one_without_a_copy(source):
     found = []
+    staged: dict[int, Extent] = {}
 
     def give(index):
         found.append("run")
@@ -112,9 +113,13 @@ def test_with_what_stages_them_all_files_are_found_in_one_run_up_to_one_without_
 
     def stage(path):
         found.append(Path(path).name)
-        return None if path.endswith("2.txt") else copied(source.parent / "fast", source, path)
+        if path.endswith("2.txt"):
+            return False
+        extent = copied(source.parent / "fast", source, path)
+        staged[extent.key] = extent
+        return True
 
-    assert discovery_of(source, give).next_path(1, {}, stage) == str(source / "2.txt")
+    assert discovery_of(source, give).next_path(1, staged, stage) == str(source / "2.txt")
     assert found == ["run", "1.txt", "3.txt", "2.txt"]
 
 
