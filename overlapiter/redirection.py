@@ -163,7 +163,8 @@ def _replace(owner: Any, name: str, found: Any, reader: Reader) -> None:
 def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> None:
     """Have a class open copies; it stays the same class, so instances and subclasses are as ever.
 
-    One that cannot be changed, of some extension modules, is replaced by a subclass.
+    One that cannot be changed, of some extension modules, is replaced by a subclass; one that can
+    have none either, by a function.
     """
     constructor = "__new__" if found.__init__ is object.__init__ else "__init__"
     before = getattr(found, constructor)
@@ -180,9 +181,13 @@ def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> N
         }
         names = {each: getattr(found, each) for each in ("__module__", "__qualname__", "__doc__")}
         names[constructor] = replacement
-        subclass = type(kind.__name__, (kind,), checks)(found.__name__, (found,), names)
-        setattr(owner, name, subclass)
-        openhook.replace_imported([name], found, subclass)
+        instead: Any
+        try:
+            instead = type(kind.__name__, (kind,), checks)(found.__name__, (found,), names)
+        except TypeError:
+            instead = _opening_copies(found, reader, n_before=0)
+        setattr(owner, name, instead)
+        openhook.replace_imported([name], found, instead)
 
 
 # --- in place of a reader -------------------------------------------------------------------------

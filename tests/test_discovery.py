@@ -105,6 +105,7 @@ def test_several_files_are_found_one_by_one_even_if_a_name_is_in_another_file(so
 
 def test_with_what_stages_them_all_files_are_found_in_one_run_up_to_one_without_a_copy(source):
     found = []
+    staged: dict[int, Extent] = {}
 
     def give(index):
         found.append("run")
@@ -112,9 +113,13 @@ def test_with_what_stages_them_all_files_are_found_in_one_run_up_to_one_without_
 
     def stage(path):
         found.append(Path(path).name)
-        return None if path.endswith("2.txt") else copied(source.parent / "fast", source, path)
+        if path.endswith("2.txt"):
+            return False
+        extent = copied(source.parent / "fast", source, path)
+        staged[extent.key] = extent
+        return True
 
-    assert discovery_of(source, give).next_path(1, {}, stage) == str(source / "2.txt")
+    assert discovery_of(source, give).next_path(1, staged, stage) == str(source / "2.txt")
     assert found == ["run", "1.txt", "3.txt", "2.txt"]
 
 
@@ -134,6 +139,21 @@ def test_a_file_opened_twice_is_found_once(source):
         return read(source / f"{index}.txt") + read(source / f"{index}.txt")
 
     assert discovered(source, give) == [str(source / "1.txt")]
+
+
+def test_what_is_left_half_made_says_nothing_when_it_is_deleted(source, monkeypatch):
+    class Reader:
+        def __init__(self, index):
+            self.file = open(source / f"{index}.txt")  # noqa: SIM115  # that is the point
+
+        def __del__(self):
+            self.file.close()
+
+    said = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    assert discovered(source, lambda index: Reader(index).file.name) == [str(source / "1.txt")]
+    assert said == []
+    assert sys.unraisablehook == said.append
 
 
 def test_an_example_that_opens_nothing_below_the_source_has_no_file(source):

@@ -22,6 +22,7 @@ from tests.support.hooks import uninstall
 
 LIBRARY = """
 import _io
+from builtins import slice as Window
 from sqlite3 import Connection
 
 def read(path, mode="r"):
@@ -241,6 +242,15 @@ def test_a_class_that_cannot_be_changed_is_replaced_by_one_that_checks_alike(sou
     assert issubclass(plain, library.Connection)
     assert not isinstance(source, library.Connection)
     other.close()
+
+
+@pytest.mark.usefixtures("copies", "folder")
+def test_a_class_that_can_have_no_subclass_either_is_replaced_by_a_function(source):
+    install([Reader("library_in_c", "Window")])
+    library = importlib.import_module("library_in_c")
+    found = library.Window(str(source / "a"), 2)
+    assert (found.start, found.stop) == (str(source.parent / "copies" / "a"), 2)
+    assert isinstance(found, slice)
 
 
 # --- modules --------------------------------------------------------------------------------------

@@ -112,10 +112,11 @@ class StagedCopies:
             self._reader.close()
 
     def _extent_of(self, path: str) -> Extent | None:
-        if not self._is_trusted:
-            return None
+        return self._table.get(self._key(path)) if self._is_trusted else None
+
+    def _key(self, path: str) -> int:
         # The hook has put a URL into its plain form already.
-        return self._table.get(self._key_of(path if self._is_url else normalised(path)))
+        return self._key_of(path if self._is_url else normalised(path))
 
     def have_changed(self) -> bool:
         """Return whether a large copy has changed since the current example opened it.

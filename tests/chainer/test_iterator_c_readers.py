@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chainer.datasets import TextDataset
 
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
@@ -209,6 +211,25 @@ def test_readers_that_a_program_names_are_redirected_also_where_they_were_import
 
 
 # --- what is not seen -----------------------------------------------------------------------------
+
+
+def test_files_that_a_dataset_opens_when_it_is_unpickled_are_reported_as_such(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "source").mkdir()
+    path = tmp_path / "source" / "lines.txt"
+    path.write_text("".join(f"{number}\n" for number in range(200)))
+    dataset = TextDataset(str(path))
+    staging = staging_of(tmp_path, tmp_path / "source")
+    with (
+        contextlib.closing(dataset._fps[0]),
+        OverlapIterator(dataset, 10, repeat=False, staging=staging, **OPTIONS) as iterator,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        assert [line for batch in iterator for line in batch] == path.read_text().splitlines(True)
+    (warning,) = [each for each in caught if each.category is StagingWarning]
+    assert "__setstate__, have it open them when an example is read first" in str(warning.message)
 
 
 @pytest.mark.parametrize("kind", [UnseenFiles, DeclaredUnseenFiles, UnseenPaths])

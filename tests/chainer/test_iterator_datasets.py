@@ -63,6 +63,16 @@ class Mirrored(d.LabeledImageDataset):
             return np.array(image), np.int32(label)
 
 
+class BehindMissing(SourceFiles):
+    """Looks for a file that is not there before it reads one that is."""
+
+    def get_example(self, i: int) -> Any:
+        try:
+            open(os.path.join(self.folder, f"{i}.cache"), "rb").close()
+        except FileNotFoundError:
+            return super().get_example(i)
+
+
 class FromInside(SourceFiles):
     """Goes into the folder of the files while it reads one, by its name alone."""
 
@@ -193,6 +203,20 @@ def test_each_file_is_opened_once_in_three_epochs_and_no_reader_goes_to_the_sour
         assert 1 <= stats.opens_staged <= 2
     else:
         assert stats.opens_staged >= 3 * n_files
+
+
+def test_a_file_behind_one_that_is_missing_is_staged(tmp_path: Path, folder: Path) -> None:
+    dataset = BehindMissing(folder, names(folder))
+    staging = Staging(tmp_path / "fast", source=folder, n_prefetchers=1, keep_free=0)
+    with OverlapIterator(dataset, 4, shuffle=False, n_processes=1, staging=staging) as iterator:
+        for _ in range(3 * N_FILES // 4):
+            for data, number in next(iterator):
+                assert data.tobytes() == (folder / f"{int(number):05}.jpg").read_bytes()
+        stats = iterator.stats()
+    assert stats.files_staged == N_FILES
+    assert stats.opens_staged >= 3 * N_FILES
+    # The missing one is looked for at the source each time, and nothing else is.
+    assert stats.opens_source == stats.opens_staged
 
 
 def test_of_several_files_that_nobody_declares_all_are_staged_in_the_end(

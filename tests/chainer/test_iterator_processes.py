@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -214,6 +215,35 @@ def test_a_program_may_run_in_pythons_debugger(tmp_path: Path) -> None:
     ended = run_script(tmp_path, body, runner=("-m", "pdb", "-c", "continue"))
 
     assert "[0, 1]\n" in ended.stdout, ended.stdout
+
+
+@pytest.mark.parametrize("runner", [("-m", "package"), ("package",)])
+def test_a_main_module_that_no_other_process_can_import_is_named(
+    tmp_path: Path, runner: tuple[str, ...]
+) -> None:
+    (tmp_path / "package").mkdir()
+    body = """
+        import numpy as np
+        import overlapiter
+
+        class Mine:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, i):
+                return np.full(3, i)
+
+        if __name__ == "__main__":
+            try:
+                next(overlapiter.OverlapIterator(Mine(), 2, n_processes=1))
+            except overlapiter.errors.PipelineError as error:
+                print(error)
+    """
+    (tmp_path / "package" / "__main__.py").write_text(textwrap.dedent(body))
+    ended = run_script(tmp_path, "", runner=runner)
+
+    assert ended.stdout.startswith("the dataset refers to something defined in"), ended.stdout
+    assert ended.stderr == ""
 
 
 def test_a_path_that_is_no_text_among_those_of_python_is_named(tmp_path: Path) -> None:

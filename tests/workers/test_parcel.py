@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import os
 import pickle
@@ -168,6 +169,7 @@ def culprit_of(thing: object) -> str:
         (Things(parts=[1, (2, {"x": threading.Lock()})]), "dataset.parts[1][1]['x']"),
         ([np.zeros(3), lambda: None], "dataset[1]"),
         (Things(transform=lambda x: x), "dataset.transform"),
+        (Things(load=functools.lru_cache(lambda x: x)), "dataset.load"),
         (Things(base=Slotted(threading.Lock())), "dataset.base.bad"),
     ],
 )

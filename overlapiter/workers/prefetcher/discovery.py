@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TypeAlias
 
 from overlapiter.openhook import OpenHook
@@ -19,8 +19,8 @@ from overlapiter.workers.start.processes import end_own_fork
 #: So many examples that open files, but none below the source, mean that the source is wrong; of a
 #: small dataset a share of it, at least two.
 _MANY_FRUITLESS, _FRUITLESS_SHARE = 64, 1 / 4
-#: Stages a file that a dataset opens; returns its copy, or None if the dataset is to be left.
-Stage: TypeAlias = Callable[[str], Extent | None]
+#: Stages a file that a dataset opens; returns whether the dataset goes on, or is to be left.
+Stage: TypeAlias = Callable[[str], bool]
 
 
 class _PathFoundError(BaseException):
@@ -55,6 +55,7 @@ class Discovery(StagedCopies):
         self._pid = os.getpid()
         self._found: str | None = None
         self._stage: Stage | None = None
+        self._absent: Set[int] = frozenset()
         self._failure: BaseException | None = None
         self._source = plan.source
         self._names_source = names_source  # whether the dataset has paths below it
@@ -66,33 +67,42 @@ class Discovery(StagedCopies):
         OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
 
     def next_path(
-        self, index: int, after: dict[int, Extent], stage: Stage | None = None
+        self,
+        index: int,
+        after: dict[int, Extent],
+        stage: Stage | None = None,
+        absent: Set[int] = frozenset(),
     ) -> str | None:
-        """Return the first file that an example opens, of those not ``after``.
+        """Return the first file that an example opens, of those not ``after`` and not ``absent``.
 
         Args:
             index: The example.
             after: The staged copies of files that it has opened before, by their keys.
-            stage: Called while the dataset waits in its ``open``; None to leave it at each file.
-                What it raises is raised here.
+            stage: Called while the dataset waits in its ``open``; adds to ``after`` or ``absent``.
+                None to leave it at each file. What it raises is raised here.
+            absent: The keys of files that it has looked for in vain: it goes on without them.
 
         Returns:
             Its absolute path, or URL. None if there is no further one, and where the dataset
             raises: the file reader meets the same error and reports it.
         """
-        self.begin_part(dict(after))
+        self.begin_part(after)
+        self._absent = absent
         self.begin_example()
         self._found = self._failure = None
         self._stage = stage
         if self._names_source:  # what a library reads when it is imported is no file of the data
             self._elsewhere = ""
         self._thread = threading.get_ident()
+        # What is left half made may fail in its __del__, which Python would print.
+        printing, sys.unraisablehook = sys.unraisablehook, lambda _: None
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             try:
                 self._dataset[self._index_type(index)]
             finally:
                 if os.getpid() != self._pid:
                     end_own_fork(sys.exc_info()[1])
+        sys.unraisablehook = printing
         self._thread = None
         self.begin_example()  # what this one opened is not needed any more
         self._has_found |= self._found is not None
@@ -109,26 +119,24 @@ class Discovery(StagedCopies):
         given = super().give(path, made_of)
         if given is None and self._has_staged(path):
             given = super().give(path, made_of)
-        if given is None:
+        if given is None and self._key(path) not in self._absent:
             # The dataset may leave the directory from which a relative path leads there.
             self._found = self._found or (path if self._is_url else normalised(path))
             raise _PathFoundError
         return given
 
     def _has_staged(self, path: str) -> bool:
-        """Have a file staged, if that may be done here; return whether there is a copy now."""
+        """Have a file staged, if that may be done here; return whether the dataset goes on."""
         if self._stage is None or self._found is not None:
             return False
         self._thread = None  # staging opens the file, too
         try:
-            extent = self._stage(path)
+            return self._stage(path)
         except BaseException as error:  # not for the dataset to meet
-            self._failure, extent = error, None
+            self._failure = error
+            return False
         finally:
             self._thread = threading.get_ident()
-        if extent is not None:
-            self._table[extent.key] = extent
-        return extent is not None
 
     def complaint(self) -> str:
         """Say why files that examples open are not found; mostly empty."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, NoReturn
 
 from overlapiter.board import Counter, Row
@@ -22,7 +22,7 @@ from overlapiter.origins.bulk import bulk_of
 from overlapiter.sources import declared_paths, paths_below
 from overlapiter.store.extents import Extent
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.outcome import Answer, Done, Staged
+from overlapiter.store.outcome import Answer, Done, Outcome, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.slowstore import CHUNK_BYTES
 from overlapiter.store.stager import Stager
@@ -378,29 +378,32 @@ class Prefetcher:
         # The first example is followed to its end, to learn how many files an example opens.
         is_first, self._has_first = not self._has_first, True
         staged: dict[int, Extent] = {}
+        absent: set[int] = set()
         staging_seconds = 0.0
         inside: Stage | None = None
 
-        def stage(path: str) -> Extent | None:
-            """Return the copy of a file that was found; None if no further one is to be found."""
+        def stage(path: str) -> bool:
+            """Stage a file that was found; return whether a further one is to be found."""
             nonlocal staging_seconds
             file = self._wanted(path)
             if file.key in answers:  # its copy cannot be read, or it was the last one
-                return None
+                return False
             n_last = max(self._n_files, len(example.keys) + 1)
             self._found_last = [*dict.fromkeys([*self._found_last, file])][-n_last:]
             begun = time.monotonic()
-            extent = self._stage_found(work, example, file, answers).extent
+            outcome, extent, *_ = self._stage_found(work, example, file, answers)
             staging_seconds = time.monotonic() - begun
             if extent is None:
-                return None
+                # It is not there: the dataset may have another one to read instead.
+                is_absent = outcome is Outcome.SOURCE_FAILED and not os.path.exists(file.path)
+                absent.update([file.key] * is_absent)
+                return is_absent
             staged[file.key] = extent
-            is_last = not is_first and len(staged) >= max(work.task.n_files, self._n_files)
-            return None if is_last else extent
+            return is_first or len(staged) < max(work.task.n_files, self._n_files)
 
         while True:
-            found, seconds = self._next_path(example.index, staged, inside)
-            if found is None or stage(found) is None:
+            found, seconds = self._next_path(example.index, staged, inside, absent)
+            if found is None or not stage(found):
                 break
             if len(staged) >= _FIRST_FILES and seconds > staging_seconds:
                 inside = stage
@@ -416,7 +419,7 @@ class Prefetcher:
         return Wanted(self._key_of(absolute), absolute)
 
     def _next_path(
-        self, index: int, staged: dict[int, Extent], stage: Stage | None
+        self, index: int, staged: dict[int, Extent], stage: Stage | None, absent: Set[int]
     ) -> tuple[str | None, float]:
         """Ask the dataset for an example, one thread at a time; that may kill this process.
 
@@ -428,7 +431,7 @@ class Prefetcher:
             try:
                 if self._discovery is None:
                     self._discovery = self._begin_discovery()
-                found = self._discovery.next_path(index, staged, stage)
+                found = self._discovery.next_path(index, staged, stage, absent)
                 if words := self._discovery.complaint():
                     self._warn(words, "files not found")
                 return found, time.monotonic() - begun

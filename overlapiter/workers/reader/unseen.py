@@ -57,8 +57,9 @@ class UnseenReads:
                 f"the dataset names files below {self._source}, but opens none of them where "
                 f"overlapiter sees it, so no staged copy is read. If a library in C opens them, "
                 f'name its reader, as in overlapiter.redirect("cv2", "imread"), or give it '
-                f"overlapiter.local_path(path); if they were read into memory before, leave "
-                f"staging out"
+                f"overlapiter.local_path(path); if the dataset has opened or read them before, as "
+                f"in __init__ or __setstate__, have it open them when an example is read first, or "
+                f"leave staging out"
             )
 
     def _declares(self, index: int) -> bool | None:

@@ -73,8 +73,9 @@ _NO_GUARD = (
 )
 
 _NO_MODULE = (
-    "the dataset refers to something defined in an interactive session or a notebook, which other "
-    "processes cannot import; put the dataset's class and functions into a module"
+    "the dataset refers to something defined in an interactive session, a notebook, or the "
+    "__main__.py of a package or an archive, which other processes cannot import; put the "
+    "dataset's class and functions into a module"
 )
 
 #: By one of these the child finds the program's ``__main__``.
@@ -170,9 +171,10 @@ def launch(
         del data["dir"]
     main_module = {key: data.pop(key) for key in _OF_MAIN_MODULE if key in data}
     main_path = main_module.get("init_main_from_path", "")
+    main_name = main_module.get("init_main_from_name", "__main__")
     if not needs_main_module:
         main_module = {}
-    elif "init_main_from_name" not in main_module and not os.path.exists(main_path):
+    elif main_name.split(".")[-1] == "__main__" and not os.path.exists(main_path):
         raise PipelineError(_NO_MODULE)
     # The start method of this program is none of the child's business; unpickling the first entry
     # makes the child deaf to Ctrl-C and hides the launcher, before anything of the user's runs.

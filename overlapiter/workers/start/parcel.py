@@ -116,6 +116,8 @@ def _parts(thing: object) -> list[tuple[str, object]]:
         return [(f"[{key!r}]", value) for key, value in thing.items()]
     if isinstance(thing, (list, tuple)):
         return [(f"[{number}]", value) for number, value in enumerate(thing)]
+    if hasattr(thing, "__qualname__"):  # a function or a class is pickled by its name
+        return []
     state = dict(getattr(thing, "__dict__", {}))
     with contextlib.suppress(Exception):  # what is pickled may be less: __getstate__ is user code
         slots = [each for kind in type(thing).__mro__ for each in vars(kind).get("__slots__", ())]
