@@ -201,6 +201,14 @@ def test_a_name_that_no_disk_can_have_holds_up_no_other_file(fast, tmp_path) -> 
     assert len(tree_of(tmp_path / "out")) == N_FILES
 
 
+@pytest.mark.parametrize("words", ["evict {} --all --dry-run", "ls {}", "doctor {}"])
+def test_a_variable_that_is_not_set_is_no_source(source, fast, monkeypatch, words) -> None:
+    monkeypatch.chdir(source)
+    done = overlapiter(*words.format(fast).split(), "--source", "")
+    assert done.returncode == 2
+    assert "--source: is empty; name the root of the files" in done.stderr
+
+
 @pytest.mark.parametrize("words", [("{fast}", ""), ("", "out")])
 def test_a_variable_that_is_not_set_is_no_directory(fast, tmp_path, monkeypatch, words) -> None:
     monkeypatch.chdir(tmp_path)
