@@ -26,9 +26,11 @@ def replaced(path: str, new: str = "") -> Iterator[IO[bytes]]:
     """
     mode = "wb" if new else "xb"
     new = new or os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
-    with contextlib.ExitStack() as failed:
+    try:
         with open(new, mode) as file:  # to close it may fail, too
-            failed.callback(os.unlink, new)
             yield file
         os.replace(new, path)
-        failed.pop_all()
+    except BaseException:  # an interruption may come when it was just made, or has its place
+        with contextlib.suppress(OSError):  # the first error says what failed
+            os.unlink(new)
+        raise

@@ -40,6 +40,7 @@ _ADVICE = {
     errno.EIO: "the disk fails (dmesg); use another",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower --reads-in-flight",
     errno.ENOENT: "check the path, and whether its disk is mounted",
+    errno.ENOTDIR: "something else has the name of a directory; move it away",
 }
 
 

@@ -37,7 +37,7 @@ from . import advice, probe, sourcespeed
 from .console import CommandError, UsageError, at_least, is_terminal, seconds, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
-from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of
+from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, source_name
 from .place import existing_directory, new_directory
 
 _SECONDS = 20.0
@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add_list(parser, "files to measure with, as for stage (default: what is found below SRC)", "?")
-    add("--source", metavar="SRC", required=True, help="root of the files on the slow store")
+    source = "root of the files on the slow store"
+    add("--source", metavar="SRC", type=source_name, required=True, help=source)
     add("--to", metavar="DIR", help="the staging directory, to measure its disk")
     add_storage_options(parser)
     ranks = "training processes on this node, which share cores and reads (default: 1)"

@@ -1,7 +1,7 @@
 """The entry point: finds the command, runs it, and turns errors into messages and exit codes.
 
 Exit codes: 0 all is well, 1 it did not work or something is wrong, 2 the command line cannot work,
-130 and 143 interrupted by Ctrl-C or SIGTERM.
+129, 130 and 143 interrupted by SIGHUP (the terminal was closed), Ctrl-C or SIGTERM.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -46,8 +48,13 @@ _DESCRIPTION = (
 )
 _STYLE = argparse.RawDescriptionHelpFormatter
 _EPILOG = "`overlapiter COMMAND --help` explains a command. More: docs/commands.md"
-_ENDS = "any command: 2 if the command line cannot work, 130 after Ctrl-C, 143 after SIGTERM"
+_ENDS = (
+    "any command: 2 if the command line cannot work, 129 after SIGHUP, 130 after Ctrl-C, 143 after "
+    "SIGTERM"
+)
 _USAGE_STATUS = 2
+#: Launchers, and impatient users, send several signals at once, which are one wish.
+_AT_ONCE_SECONDS = 1.0
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -60,15 +67,18 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     signals: list[int] = [signal.SIGINT]  # also if the user's code raises KeyboardInterrupt
+    quiet_until_seconds = 0.0
 
     def interrupt(number: int, _frame: object) -> None:
+        nonlocal quiet_until_seconds
         signals.append(number)
-        raise KeyboardInterrupt
+        if time.monotonic() >= quiet_until_seconds:
+            quiet_until_seconds = time.monotonic() + _AT_ONCE_SECONDS
+            raise KeyboardInterrupt
 
-    numbers = [signal.SIGTERM]
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        numbers.append(signal.SIGINT)
-    before = {number: signal.signal(number, interrupt) for number in numbers}
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)  # but what nohup or `&` ignores
+    heard = [each for each in numbers if signal.getsignal(each) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
     try:
         return _run(words[0], command, arguments)
     except KeyboardInterrupt:
@@ -77,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the flush at exit
         return 1
     finally:
+        quiet_until_seconds = math.inf
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -16,6 +16,13 @@ from .console import UsageError, at_least, seconds
 TIMEOUT_SECONDS = 60.0
 
 
+def source_name(text: str) -> str:
+    """Return the name of a source: the type of an argument."""
+    if not text:  # of a variable that is not set: never the working directory
+        raise argparse.ArgumentTypeError("is empty; name the root of the files on the slow store")
+    return text
+
+
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
     """Declare the argument that names what fsspec is to know."""
     parser.add_argument(

@@ -20,7 +20,7 @@ from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
 from .crew import answered
-from .origins import TIMEOUT_SECONDS, add_storage_options
+from .origins import TIMEOUT_SECONDS, add_storage_options, source_name
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -28,7 +28,7 @@ def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("directory", metavar="DIR", help="the staging directory")
     if what:
         text = f"{what} only what comes from this source root"
-        parser.add_argument("--source", metavar="SRC", help=text)
+        parser.add_argument("--source", metavar="SRC", type=source_name, help=text)
         add_storage_options(parser)
 
 

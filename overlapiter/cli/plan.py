@@ -102,7 +102,7 @@ def _measured(path: str) -> _Measured:
             disk_rate = min(disk["read_bytes_per_second"], small)
         # Copying takes cores; the store cannot bring more than they copy.
         store_rate = min(held["bytes_per_second"], n_cores / max(cpu_seconds, 1e-9) * mean_bytes)
-        dataset_bytes = profile["dataset_bytes"] or 0
+        dataset_bytes = round(profile["dataset_bytes"] or 0)
     except (OSError, ArithmeticError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} is no profile ({error}); make one: overlapiter doctor … --save node.json"

@@ -79,7 +79,10 @@ class OpenGeneration:
             if not segments.is_full(error) or not use_reserve(path):
                 raise
             self._open(introduce, patience)
-        make_reserve(path, min(_RESERVE_BYTES, self.limits.disk_bytes // INDEX_SHARE))
+        self._make_reserve()
+
+    def _make_reserve(self) -> None:
+        make_reserve(self.path, min(_RESERVE_BYTES, self.limits.disk_bytes // INDEX_SHARE))
 
     def _open(
         self, introduce: Callable[[Cursor], None], patience: tuple[Patience, Patience]
@@ -475,6 +478,8 @@ class OpenGeneration:
         with self.lock:
             self._is_left, self._was_gone = True, self.is_gone()
             self.index.close()
+            if not self._was_gone:  # the log has gone, which may have taken its room
+                self._make_reserve()
             self._end_ownership()
 
     def _end_ownership(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import sqlite3
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -190,8 +191,10 @@ def _at_one_moment(cursor: Cursor) -> Iterator[None]:
     try:
         yield
     finally:
-        if cursor.connection.in_transaction:  # SQLite has ended some that failed
-            cursor.execute("ROLLBACK")  # nothing was changed
+        # SQLite has ended some that failed; an interruption may have had it closed before.
+        with contextlib.suppress(sqlite3.ProgrammingError):
+            if cursor.connection.in_transaction:
+                cursor.execute("ROLLBACK")  # nothing was changed
 
 
 def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) -> None:

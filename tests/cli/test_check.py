@@ -298,6 +298,13 @@ def test_a_source_that_is_not_staged_is_explained(source, fast, staged, tmp_path
     assert staged
 
 
+def test_a_file_in_the_place_of_the_store_is_explained(tmp_path) -> None:
+    (tmp_path / "overlapiter").write_text("")
+    done = overlapiter("check", tmp_path)
+    assert done.returncode == 1
+    assert "Not a directory; something else has the name of a directory; move it" in done.stderr
+
+
 @pytest.mark.parametrize("kind", ["missing", "file", "empty"])
 def test_a_directory_that_is_none_is_explained(tmp_path, kind) -> None:
     place = tmp_path / kind

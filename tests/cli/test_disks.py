@@ -25,7 +25,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 def fill(disk: Path) -> None:
     """Use a disk up to the last block."""
-    with contextlib.suppress(OSError), (disk / "fill").open("wb", buffering=0) as file:
+    with contextlib.suppress(OSError), (disk / "fill").open("ab", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
     assert not os.statvfs(disk).f_bavail
@@ -54,6 +54,19 @@ def test_a_disk_that_is_full_to_the_last_block_is_looked_at_and_given_room(
     assert len(staged_paths(disk / "me")) == N_FILES / 2
     assert overlapiter("check", disk / "me", "--repair").returncode == 0
     assert charged_bytes(disk / "me") == 4096 * N_FILES / 2
+
+
+def test_a_full_disk_that_fills_up_again_after_a_command_is_given_room(
+    source, listing, disk
+) -> None:
+    words = ("stage", listing, "--source", source, "--to", disk / "me", "--keep-free", 0)
+    for _ in range(3):
+        done = overlapiter(*words)
+        assert done.returncode == 0, done.stderr
+        fill(disk)
+    done = overlapiter("evict", disk / "me", "--all")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"removed {N_FILES} files")
 
 
 def test_a_disk_that_is_read_only_is_looked_at_and_not_changed(

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import sqlite3
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ import pytest
 from overlapiter.store.generation import generation_of, index_path
 from tests.support.staged import evict, flip, staged_paths
 
-from .commands import ENVIRONMENT, command, overlapiter, stage
+from .commands import ENVIRONMENT, command, overlapiter, run, stage
 from .conftest import N_FILES
 
 
@@ -143,6 +145,41 @@ def test_a_tree_like_the_source_is_copied_out(source, fast, tmp_path) -> None:
     assert f"found {N_FILES + 1} files, there already" in again.stdout
 
 
+# The command in a process that is interrupted by what a signal says, when it has just opened a new
+# file, and again when it has ended.
+INTERRUPTED = """
+import builtins, os, signal, sys
+from overlapiter.cli.main import main
+real_open, real_signal = open, signal.signal
+def open_new(name, mode="r", *others, **more):
+    file = real_open(name, mode, *others, **more)
+    if mode == "xb":
+        os.kill(os.getpid(), int(sys.argv[1]))
+    return file
+def restored(number, handler):
+    signal.signal = real_signal
+    os.kill(os.getpid(), int(sys.argv[1]))
+    return real_signal(number, handler)
+def set_first(number, handler):
+    if number == signal.SIGINT:  # the last one
+        signal.signal = restored
+    return real_signal(number, handler)
+builtins.open, signal.signal = open_new, set_first
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_copy_leaves_nothing_half_done(source, fast, tmp_path, number) -> None:
+    words = [sys.executable, "-c", INTERRUPTED, f"{number:d}", "export", fast, tmp_path / "out"]
+    done = run([*map(str, words)])
+    assert done.returncode == 128 + number, done.stderr
+    assert done.stderr == ""
+    assert tree_of(tmp_path / "out") == {}
+    assert overlapiter("export", fast, tmp_path / "out").returncode == 0
+    assert tree_of(tmp_path / "out") == tree_of(source)
+
+
 def test_a_copy_on_a_disk_that_rounds_mtimes_is_found_again(fast, tmp_path) -> None:
     assert overlapiter("export", fast, tmp_path / "out").returncode == 0
     for path in (tmp_path / "out").rglob("*.bin"):
@@ -162,6 +199,14 @@ def test_a_name_that_no_disk_can_have_holds_up_no_other_file(fast, tmp_path) -> 
     assert done.returncode == 1
     assert f"not copied: {long} (File name too long)" in done.stdout
     assert len(tree_of(tmp_path / "out")) == N_FILES
+
+
+@pytest.mark.parametrize("words", ["evict {} --all --dry-run", "ls {}", "doctor {}"])
+def test_a_variable_that_is_not_set_is_no_source(source, fast, monkeypatch, words) -> None:
+    monkeypatch.chdir(source)
+    done = overlapiter(*words.format(fast).split(), "--source", "")
+    assert done.returncode == 2
+    assert "--source: is empty; name the root of the files" in done.stderr
 
 
 @pytest.mark.parametrize("words", [("{fast}", ""), ("", "out")])

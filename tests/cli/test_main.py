@@ -157,7 +157,7 @@ def test_each_command_has_examples_json_and_documented_exit_codes(
     text = " ".join(capsys.readouterr().out.split())
     assert f"examples: overlapiter {name}" in text or f" overlapiter {name} " in text
     assert "exit code: " in text
-    assert text.endswith("130 after Ctrl-C, 143 after SIGTERM")
+    assert text.endswith("129 after SIGHUP, 130 after Ctrl-C, 143 after SIGTERM")
     assert "--json" in text
     (codes,) = re.findall(r"\n\| command \| 1 \|\n(.*?)\n\n", COMMANDS_PAGE, re.DOTALL)
     assert f"`{name}`" in codes or name == "completion"

@@ -300,8 +300,9 @@ def test_a_file_larger_than_all_the_room_is_told_apart_from_the_disk(source, fas
 # --- interruptions, and who else is there ---------------------------------------------------------
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
-    source, fast, listing, contents
+    source, fast, listing, contents, number
 ) -> None:
     words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 1]
     process = subprocess.Popen(
@@ -312,9 +313,9 @@ def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
         text=True,
     )
     wait_until(lambda: len(staged_paths(fast)) >= 3)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     output, errors = process.communicate(timeout=100)
-    assert process.returncode == 143, errors
+    assert process.returncode == 128 + number, errors
     assert "nothing is left half-done; run the same command again" in errors
     assert "Traceback" not in errors
     assert output == ""

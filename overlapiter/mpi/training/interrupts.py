@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, which wait until a checkpoint can be made."""
+"""Ctrl-C, SIGTERM and SIGHUP, which wait until a checkpoint can be made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _AT_ONCE_SECONDS = 1.0
 
 
 class Interrupts:
-    """Holds the first Ctrl-C or SIGTERM back during what is to be done as a whole.
+    """Holds the first Ctrl-C, SIGTERM or SIGHUP back during what is to be done as a whole.
 
     A later one is not held back, for that may hang. Only signals are held back that run a function
     of Python's, and in the main thread, which is the one that they interrupt.
@@ -34,7 +34,7 @@ class Interrupts:
         """Take the place of the handlers that there are, until :meth:`end`."""
         if threading.current_thread() is not threading.main_thread():
             return
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             handler = signal.getsignal(number)
             if callable(handler):
                 self._before[number] = handler
