@@ -196,7 +196,9 @@ def _not_staged(facts: Facts) -> _Advice:
     reason = f"A file reader waits {each * 1e3:,.1f} ms for the files of an example."
     if not span.n_prefetchers:
         return reason, "stage the files: staging=overlapiter.Staging(...)", facts.expected_rate()
-    reason += f" {span.opens_source:,} opens went to the slow store; "
+    unseen = f", and {span.examples_unseen:,} examples opened their files unseen"
+    reason += f" {span.opens_source:,} opens went to the slow store"
+    reason += f"{unseen if span.examples_unseen else ''}; "
     if facts.total.files_refused or facts.total.examples_unseen:
         return f"{reason}a warning has said why.", "have all files staged", facts.expected_rate()
     reason += "no prefetcher could foresee them, as where a dataset reads in threads of its own."

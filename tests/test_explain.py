@@ -108,6 +108,11 @@ def test_where_all_opens_are_hits_the_slow_store_is_not_blamed() -> None:
     assert missed.change == "have the dataset declare its files (source_paths)"
     refused = {**hits, Counter.OPENS_SOURCE: 1, Counter.FILES_STAGED: 99, Counter.FILES_REFUSED: 1}
     assert "a warning has said why" in explained(waited, refused).text
+    unseen = {Counter.FILE_WAIT_NS: 3 * SECOND, Counter.EXAMPLES_UNSEEN: 1000}
+    words = (
+        "0 opens went to the slow store, and 1,000 examples opened their files unseen; a warning"
+    )
+    assert words in explained(waited, unseen).text
 
 
 @pytest.mark.parametrize("waited_ns", [0, 5 * SECOND])
