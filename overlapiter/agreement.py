@@ -47,7 +47,9 @@ def scatter_order(
         seed: The orders follow from it alone; the same on all ranks. With None rank 0 draws one,
             which that of a snapshot replaces.
         shuffle: Whether each epoch has an order of its own; otherwise all are ascending.
-        remainder: As for :class:`ScatteredOrder`: ``"fill"``, ``"drop"`` or ``"uneven"``.
+        remainder: What to do where the ranks cannot divide the data set evenly. ``"fill"`` reads a
+            few examples twice in an epoch, ``"drop"`` leaves out a few, others in each epoch, and
+            ``"uneven"`` gives some ranks one example less, which is for evaluation.
 
     Raises:
         OptionError: An argument cannot work, or is not the same on all ranks; on each of them.

@@ -348,7 +348,8 @@ def trace(
     Args:
         path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
         rank: Of this process in the job; None takes it from the variables of the launcher.
-        max_bytes: Bound of the file's size, see the module's text.
+        max_bytes: Bound of the file's size, 16 MiB by default. The first quarter holds everything,
+            the rest fewer and fewer mini-batches, each of them whole.
 
     Raises:
         OSError: The file cannot be made.

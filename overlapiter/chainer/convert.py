@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,10 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
             _lock_pages(batch, device)
             return _sent(arrays, device)
     return chainer.dataset.convert.concat_examples_func(batch, device, padding)
+
+
+#: For `help` and editors, which would show those of Chainer's class of converters.
+functools.update_wrapper(concat_examples, concat_examples.base_callable)
 
 
 def _columns(batch: MiniBatch) -> Any:

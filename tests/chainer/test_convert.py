@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import warnings
 
 import chainer
@@ -15,6 +17,15 @@ import overlapiter
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, view_examples
+
+
+def test_help_tells_of_this_converter_and_its_arguments() -> None:
+    assert "without a copy" in pydoc.render_doc(overlapiter.concat_examples)
+    assert [*inspect.signature(overlapiter.concat_examples).parameters] == [
+        "batch",
+        "device",
+        "padding",
+    ]
 
 
 def batch_of(examples: list, *, row_bytes: list[int] | None = None) -> MiniBatch:
