@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
 from overlapiter.node import this_node
-from overlapiter.options import Staging, Tier, directory_path, parse_size
+from overlapiter.options import Staging, Tier, parse_size
 from overlapiter.redirection import added_readers
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
@@ -61,7 +61,7 @@ def staging_plan(
     check_size(len(dataset))
     source = _find_source(staging, dataset)
     imports = _check_access(staging, source)
-    check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
+    check_apart(source, [os.fspath(tier.directory) for tier in staging.all_tiers()])
     sites = tuple(_site_of(tier, staging.keep_free) for tier in staging.all_tiers())
     first_paths = _first_paths(source, dataset, first_indices)
     node = this_node()
@@ -206,7 +206,7 @@ def default_prefetchers(n_cores: int) -> int:
 
 def _site_of(tier: Tier, keep_free: int | str) -> Site:
     """Look at the directory of a tier, which may not be there yet, and how large its disk is."""
-    directory = directory_path(tier.directory)
+    directory = os.fspath(tier.directory)
     parent = os.path.dirname(directory)
     if not os.path.isdir(parent):
         raise StagingError(directory, f"its parent {parent} does not exist; make it first")

@@ -1,8 +1,8 @@
 """The memory of a virtual machine that gives what is free back to its host.
 
-There a page costs some 10 µs of CPU when it is used again, in whichever process that is: 50 µs for
-a file of 20 kB that is written. A node of a cluster has its memory. So what is free is filled with
-pages of a file, which Linux takes back for little where it needs them.
+There a page costs CPU when it is used again, in whichever process that is, since the host has to
+bring it. A node of a cluster has its memory. So what is free is filled with pages of a file, which
+Linux takes back for little where it needs them.
 """
 
 from __future__ import annotations

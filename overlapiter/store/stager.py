@@ -28,7 +28,7 @@ from .part import Batch, Part
 from .slowstore import Read, SlowStore
 from .store import Found, Store, Wanted
 from .tiers import Copy, Tiers
-from .waiting import Wait
+from .waiting import Progress, Wait
 
 #: For so many files room is made together, and they are read in bulk: 8 MiB at most.
 _AT_ONCE = 32
@@ -96,7 +96,7 @@ class Stager:
         self._copier = Copier(self._tiers, self._slow_store)
         self._mover = Mover(self._tiers, self._copier)
         self._comparer = Comparer(validate, self._mover)
-        self._stuck: dict[int, list[tuple[int, int]] | None] = {}  # owners that write nothing
+        self._stuck: dict[int, Progress] = {}  # owners that write nothing
         self._parts: dict[Part, None] = {}  # that are not done
 
     def oldest_read(self) -> int | None:

@@ -15,7 +15,7 @@ _MOST_OF_LOOK_SECONDS = 1.0
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
 
 #: What an owner has written, as :meth:`.Store.progress` returns it; None if it has ended.
-_Progress: TypeAlias = list[tuple[int, int]] | None
+Progress: TypeAlias = list[tuple[int, int]] | None
 
 
 class Wait:
@@ -26,12 +26,12 @@ class Wait:
     """
 
     def __init__(
-        self, store: Store, owners: Mapping[Wanted, int], stuck: dict[int, _Progress]
+        self, store: Store, owners: Mapping[Wanted, int], stuck: dict[int, Progress]
     ) -> None:
         self._store = store
         self.owners = owners
         self._stuck = stuck
-        self._progress: dict[int, _Progress] = {}
+        self._progress: dict[int, Progress] = {}
         self._waited_seconds = 0.0  # since the owners have written something
         self._looked_seconds = 0.0
         self._pause_seconds = _FIRST_POLL_SECONDS

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -196,21 +195,26 @@ def test_a_program_without_a_main_guard_works(tmp_path: Path, key: str) -> None:
     assert (ended.stdout, ended.stderr) == ("once\n2\n", "")
 
 
+#: A program with a dataset of its own, up to what it does.
+MINE = """
+import numpy as np
+import overlapiter
+
+class Mine:
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, i):
+        return np.full(3, i)
+
+if __name__ == "__main__":
+"""
+
+
 def test_a_program_may_run_in_pythons_debugger(tmp_path: Path) -> None:
-    body = """
-        import numpy as np
-        import overlapiter
-
-        class Mine:
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, i):
-                return np.full(3, i)
-
-        if __name__ == "__main__":
-            with overlapiter.OverlapIterator(Mine(), 2, shuffle=False, n_processes=1) as it:
-                print([int(example[0]) for example in next(it)])
+    body = f"""{MINE}
+    with overlapiter.OverlapIterator(Mine(), 2, shuffle=False, n_processes=1) as it:
+        print([int(example[0]) for example in next(it)])
     """
     ended = run_script(tmp_path, body, runner=("-m", "pdb", "-c", "continue"))
 
@@ -222,24 +226,13 @@ def test_a_main_module_that_no_other_process_can_import_is_named(
     tmp_path: Path, runner: tuple[str, ...]
 ) -> None:
     (tmp_path / "package").mkdir()
-    body = """
-        import numpy as np
-        import overlapiter
-
-        class Mine:
-            def __len__(self):
-                return 4
-
-            def __getitem__(self, i):
-                return np.full(3, i)
-
-        if __name__ == "__main__":
-            try:
-                next(overlapiter.OverlapIterator(Mine(), 2, n_processes=1))
-            except overlapiter.errors.PipelineError as error:
-                print(error)
+    body = f"""{MINE}
+    try:
+        next(overlapiter.OverlapIterator(Mine(), 2, n_processes=1))
+    except overlapiter.errors.PipelineError as error:
+        print(error)
     """
-    (tmp_path / "package" / "__main__.py").write_text(textwrap.dedent(body))
+    (tmp_path / "package" / "__main__.py").write_text(body)
     ended = run_script(tmp_path, "", runner=runner)
 
     assert ended.stdout.startswith("the dataset refers to something defined in"), ended.stdout
