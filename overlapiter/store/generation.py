@@ -38,6 +38,8 @@ _FIRST = "g0001"
 _OLD_NAMES = ("overlapiter.usage", "overlapiter.users", "overlapiter.runs.jsonl")
 _OLD_FOLDER = re.compile(r".*-[0-9a-f]{12}")
 _BLOCK_BYTES = 4096
+#: SQLite opens paths of up to 504 bytes; so long may that of a staging directory be.
+_MOST_PATH_BYTES = 470
 #: Of Linux, in <linux/btrfs.h>.
 _BTRFS_IOC_FS_INFO = 0x8400941F
 
@@ -154,6 +156,12 @@ def prepare(directory: str) -> None:
     Raises:
         StagingError: They cannot be made, belong to another user, or the disk has no locks.
     """
+    n_bytes = len(os.fsencode(directory))
+    if n_bytes > _MOST_PATH_BYTES:
+        raise StagingError(
+            directory,
+            f"its path has {n_bytes} bytes; choose one of up to {_MOST_PATH_BYTES}",
+        )
     try:
         generation = make_generation(directory)
         with tempfile.TemporaryFile(dir=generation) as file:

@@ -113,6 +113,16 @@ def test_a_directory_of_another_user_is_refused(directory, monkeypatch):
         prepare(str(directory))
 
 
+def test_a_path_that_is_too_long_for_the_index_is_refused_and_a_shorter_one_works(directory, files):
+    longest = directory
+    while (n_left := 470 - len(os.fsencode(longest))) > 1:
+        longest /= "d" * min(100, n_left - 1)
+    with pytest.raises(StagingError, match=r"has 4\d\d bytes; choose one of up to 470"):
+        prepare(f"{longest}dd")
+    prepare(str(longest))
+    assert apart(lambda: len(stage(made_store(longest), files, files.paths))) == len(files.paths)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
 def test_who_cannot_look_into_the_directory_of_another_user_is_told_whose_it_is(tmp_path):
     def refused():
