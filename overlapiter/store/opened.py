@@ -18,7 +18,7 @@ from typing import TypeVar
 from . import boot, segments
 from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
-from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
+from .index import Cursor, Index, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
 from .places import Place, Promise, Vacant
 from .segments import Segment, aligned
@@ -169,7 +169,7 @@ class OpenGeneration:
 
             answer = self.write(both)
             if charged_bytes:  # what the disk refuses now, it refuses again when a place is taken
-                with contextlib.suppress(OSError, IndexBusyError):
+                with contextlib.suppress(OSError):
                     self._extend(segment, charged_bytes)
         return answer
 
@@ -462,7 +462,7 @@ class OpenGeneration:
                 is_settled = self._settled.wait_for(self._is_settled, _PATIENCE_SECONDS)
                 if is_settled and self.index.is_current():
                     self._close([*self._own.values()], is_last=True)
-            except (OSError, IndexBusyError, IndexDamagedError, StaleError):
+            except (OSError, IndexDamagedError, StaleError):
                 pass  # as if it had been killed: another process takes over
             finally:
                 self.leave()

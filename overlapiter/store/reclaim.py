@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from . import segments
 from .extents import WHOLE, Extent
-from .index import Cursor, IndexBusyError, IndexDamagedError
+from .index import Cursor, IndexDamagedError
 from .opened import OpenGeneration
 from .tables import (
     Evicted,
@@ -121,7 +121,7 @@ def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None
     """Do what may be done later as well, after what was asked for has been done."""
     with opened.lock:
         opened.unfinished += places
-    with contextlib.suppress(OSError, IndexBusyError):
+    with contextlib.suppress(OSError):
         opened.retire()
         finish(opened)
 
