@@ -152,27 +152,6 @@ class OpenGeneration:
         lowered = {segment: size_bytes}
         self._owed.append(lambda cursor: lower(cursor, lowered, self.owner.number))
 
-    def write_reserving(self, work: Callable[[Cursor], ResultT], more_bytes: int) -> ResultT:
-        """Return what a transaction returns that also extends the reservation, if it can."""
-        with self.lock:
-            segment = self._current(0)
-            wanted_bytes = min(aligned(more_bytes, self.block_bytes), segment.room_bytes)
-            charged_bytes = 0
-
-            def both(cursor: Cursor) -> ResultT:
-                nonlocal charged_bytes
-                answer = work(cursor)
-                if more_bytes > 0 and wanted_bytes and self.can_punch:
-                    piece_bytes = self.limits.piece_bytes(segment, wanted_bytes)
-                    charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
-                return answer
-
-            answer = self.write(both)
-            if charged_bytes:  # what the disk refuses now, it refuses again when a place is taken
-                with contextlib.suppress(OSError):
-                    self._extend(segment, charged_bytes)
-        return answer
-
     @property
     def spare_bytes(self) -> int:
         """What is reserved or vacant, and neither given nor promised."""

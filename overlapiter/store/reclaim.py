@@ -86,13 +86,11 @@ def evict(
     elif keep_room:  # there is to be less on the disk
         rest = going + opened.vacant.take_all()
     if rest:
-        finish(opened, rest, keep_room=keep_room)
+        finish(opened, rest)
     return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
 
 
-def finish(
-    opened: OpenGeneration, places: Iterable[Evicted] = (), *, keep_room: bool = False
-) -> None:
+def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
     """Give back what rows in ``going`` name, and what could not be given back before."""
     with opened.lock:
         due = [*opened.unfinished, *places]
@@ -102,9 +100,7 @@ def finish(
     try:
         _give_back(opened, due)
         owner = opened.owner.number
-        freed_bytes = sum(size for _, start, size in due if start != WHOLE) if keep_room else 0
-        empty = opened.write_reserving(lambda cursor: _forget(cursor, due, owner), freed_bytes)
-        for number in empty:
+        for number in opened.write(lambda cursor: _forget(cursor, due, owner)):
             segments.remove(opened.folder, number)
     except BaseException:
         with opened.lock:
@@ -112,9 +108,9 @@ def finish(
         raise
 
 
-def finish_vacant(opened: OpenGeneration, *, keep_room: bool = False) -> None:
+def finish_vacant(opened: OpenGeneration) -> None:
     """Give back what is vacant."""
-    finish(opened, opened.vacant.take_all(), keep_room=keep_room)
+    finish(opened, opened.vacant.take_all())
 
 
 def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:

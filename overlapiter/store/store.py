@@ -251,7 +251,7 @@ class Store:
                 left = sizes_bytes[len(places) :]
                 if left and opened.has_vacant_for(left[0]):  # in places of other sizes
                     try:
-                        reclaim.finish_vacant(opened, keep_room=True)
+                        reclaim.finish_vacant(opened)
                         places += opened.places(left)
                     except (OSError, IndexDamagedError, StaleError):
                         if not places:
