@@ -279,8 +279,6 @@ class Store:
         """
         ended = [*(wanted.key for wanted, _, _ in copies), *failed]
         paths = self._stored_paths(wanted for wanted, _, _ in copies)
-        if len(paths) < len(copies):
-            raise ValueError("a file is published twice at once")
         is_published = False
         try:
             is_published = self._on(lambda opened: self._publish(opened, copies, paths, ended))

@@ -279,8 +279,6 @@ class Prefetcher:
                     continue
                 example.keys.append(key)
                 wanted[key] = Wanted(key, absolute)
-        except ChannelClosedError:
-            raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
         example.is_followed = True
@@ -364,8 +362,6 @@ class Prefetcher:
         answers: dict[int, Staged] = {}
         try:
             self._discover_files(work, example, answers)
-        except ChannelClosedError:
-            raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
         example.is_followed = True
