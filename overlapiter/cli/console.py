@@ -113,7 +113,7 @@ def written(path: str) -> contextlib.AbstractContextManager[IO[bytes]]:
     return replaced(os.path.realpath(path))
 
 
-def error_words(error: OSError | IndexBusyError | IndexDamagedError) -> str:
+def error_words(error: OSError | IndexDamagedError) -> str:
     """Write an error of the disk or the index with what to do about it."""
     if isinstance(error, IndexBusyError):
         return (

@@ -29,6 +29,7 @@ from overlapiter.options import MAX_READS_IN_FLIGHT
 from overlapiter.origins.origin import Origin
 from overlapiter.planning import check_apart
 from overlapiter.sources import source_root
+from overlapiter.store.index import IndexBusyError
 from overlapiter.store.inventory import Inventory
 from overlapiter.urls import is_url
 from overlapiter.words import duration_words, size_words
@@ -182,7 +183,7 @@ def _measured_disk(
             no_index = contextlib.suppress(FileNotFoundError)  # nothing was ever staged there
             with no_index, contextlib.closing(Inventory(directory)) as inventory:
                 staged_bytes = inventory.total_bytes()
-    except StagingError:
+    except (StagingError, IndexBusyError):
         raise
     except OSError as error:
         what_to_do = "name a directory that you may write, whose parent exists"

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from overlapiter.errors import OptionError, OverlapError
-from overlapiter.store.index import IndexBusyError, IndexDamagedError
+from overlapiter.store.index import IndexDamagedError
 
 from .console import CommandError, UsageError, error_words, say
 
@@ -153,7 +153,7 @@ def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:
     except (OverlapError, CommandError) as error:
         say(f"overlapiter {name}: {error}")
         status = _USAGE_STATUS if isinstance(error, (OptionError, UsageError)) else 1
-    except (OSError, IndexBusyError, IndexDamagedError) as error:
+    except (OSError, IndexDamagedError) as error:
         say(f"overlapiter {name}: {error_words(error)}")
     except MemoryError as error:
         say(f"overlapiter {name}: this node has too little memory for that ({error})")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from overlapiter.options import directory_path
 from overlapiter.sources import source_root
 from overlapiter.store.generation import old_store, root_of
-from overlapiter.store.index import IndexBusyError
 from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
@@ -198,7 +197,7 @@ def recorded(store: Store, counters: Callable[[], Mapping[str, float]]) -> Itera
     finally:
         try:
             store.record_end(ending, counters())
-        except (OSError, IndexBusyError) as error:
+        except OSError as error:
             if ending == "closed":  # else the same error has ended it
                 say(f"note: status will not show how this ended ({error_words(error)})")
         store.close()

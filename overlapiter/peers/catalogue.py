@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from overlapiter.store.extents import key_of_bytes, source_seed
 from overlapiter.store.generation import generation_of, index_path, segments_of
-from overlapiter.store.index import Index, IndexBusyError, IndexDamagedError, Patience, StaleError
+from overlapiter.store.index import Index, IndexDamagedError, Patience, StaleError
 from overlapiter.store.segments import segment_path
 from overlapiter.store.site import Site
 from overlapiter.store.tables import run_by_key
@@ -50,7 +50,7 @@ class Catalogue:
             left = {key: name for key, name in keys.items() if name not in found}
             try:
                 found |= self._look_in(tier, left) if left else {}
-            except (OSError, IndexBusyError, IndexDamagedError, StaleError):
+            except (OSError, IndexDamagedError, StaleError):
                 self._close(tier)
         return found
 

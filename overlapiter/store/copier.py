@@ -17,7 +17,6 @@ from overlapiter.origins.origin import Original, OriginalFile
 
 from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
-from .index import IndexBusyError
 from .outcome import MakeRoom, Outcome, Staged
 from .places import write_files
 from .segments import write
@@ -127,7 +126,7 @@ class Copier:
                     for tier in room.tiers:
                         self._promise(n_files, tier, size_bytes, room.make_room, promised)
                 return promised
-            except (OSError, IndexBusyError):  # taking a place meets the same, and says it
+            except OSError:  # taking a place meets the same, and says it
                 pass
         return promised + [_release_nothing] * (n_files - len(promised))
 
@@ -218,9 +217,8 @@ class Copier:
                 if room.make_room is None or not room.make_room(tier, sum(sizes)):
                     tiers.full[tier].failed(time.monotonic())
                     return _Reason(Staged(Outcome.REFUSED))
-        except (OSError, IndexBusyError) as error:
-            is_of_file = isinstance(error, OSError) and error.errno == errno.EFBIG
-            return _Reason(tiers.blame(tier, error), is_of_file=is_of_file)
+        except OSError as error:
+            return _Reason(tiers.blame(tier, error), is_of_file=error.errno == errno.EFBIG)
         tiers.full[tier].succeeded()
         return places
 

@@ -70,7 +70,7 @@ INSERT INTO fact VALUES ('total', 0), ('boot', ''), ('boots', 0);
 Cursor = sqlite3.Cursor
 
 
-class IndexBusyError(Exception):
+class IndexBusyError(OSError):
     """Another process has kept the index locked for too long, or did so a moment ago."""
 
 
@@ -126,7 +126,7 @@ class Index:
 
     Raises:
         OSError: The disk failed, or is full or read-only.
-        IndexBusyError: Another process keeps it locked.
+        IndexBusyError: Another process keeps it locked; an OSError, too.
         IndexDamagedError: It is no index of this version.
     """
 

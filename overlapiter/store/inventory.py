@@ -116,7 +116,7 @@ class Inventory:
 
     Raises:
         FileNotFoundError: Nothing was ever staged there.
-        OSError, IndexBusyError, IndexDamagedError: As :class:`.Index`.
+        OSError, IndexDamagedError: As :class:`.Index`.
     """
 
     def __init__(self, directory: str) -> None:

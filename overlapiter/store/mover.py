@@ -9,7 +9,6 @@ from overlapiter.origins.origin import LocalFile, Original
 
 from .copier import Content, Copier, Room
 from .extents import DamagedError, Extent, ExtentReader
-from .index import IndexBusyError
 from .outcome import MakeRoom, Outcome, Staged
 from .store import Wanted
 from .tiers import Copy, Tiers
@@ -44,7 +43,7 @@ class Mover:
             return {}, []
         try:
             claim = tiers.stores[0].claim([*low])
-        except (OSError, IndexBusyError) as error:
+        except OSError as error:
             tiers.blame(0, error)
             return {}, []
         claimed = {*claim.mine}

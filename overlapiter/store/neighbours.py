@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from .access import Access
-from .index import Cursor, IndexBusyError
+from .index import Cursor
 from .tables import LEAST_KEY, insert, run_by_key
 
 #: How long a row in ``wanted`` keeps others from evicting a file.
@@ -48,7 +48,7 @@ class Neighbours:
         if not found and self._last_stray != LEAST_KEY:
             found = rows(statement, LEAST_KEY, *young, limit)
         if not found and older_than_seconds == 0:
-            with contextlib.suppress(OSError, IndexBusyError):  # the next search tries it again
+            with contextlib.suppress(OSError):  # the next search tries it again
                 self._access.write(_forget_empty)
         keys = [key for (key,) in found]
         self._last_stray = keys[-1] if keys else LEAST_KEY

@@ -18,7 +18,7 @@ from typing import TypeVar
 from . import boot, segments
 from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
-from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
+from .index import Cursor, Index, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
 from .places import Place, Promise, Vacant
 from .segments import Segment, aligned
@@ -151,27 +151,6 @@ class OpenGeneration:
         """Lower the charge of a segment by what was given back, or never allocated."""
         lowered = {segment: size_bytes}
         self._owed.append(lambda cursor: lower(cursor, lowered, self.owner.number))
-
-    def write_reserving(self, work: Callable[[Cursor], ResultT], more_bytes: int) -> ResultT:
-        """Return what a transaction returns that also extends the reservation, if it can."""
-        with self.lock:
-            segment = self._current(0)
-            wanted_bytes = min(aligned(more_bytes, self.block_bytes), segment.room_bytes)
-            charged_bytes = 0
-
-            def both(cursor: Cursor) -> ResultT:
-                nonlocal charged_bytes
-                answer = work(cursor)
-                if more_bytes > 0 and wanted_bytes and self.can_punch:
-                    piece_bytes = self.limits.piece_bytes(segment, wanted_bytes)
-                    charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
-                return answer
-
-            answer = self.write(both)
-            if charged_bytes:  # what the disk refuses now, it refuses again when a place is taken
-                with contextlib.suppress(OSError, IndexBusyError):
-                    self._extend(segment, charged_bytes)
-        return answer
 
     @property
     def spare_bytes(self) -> int:
@@ -462,7 +441,7 @@ class OpenGeneration:
                 is_settled = self._settled.wait_for(self._is_settled, _PATIENCE_SECONDS)
                 if is_settled and self.index.is_current():
                     self._close([*self._own.values()], is_last=True)
-            except (OSError, IndexBusyError, IndexDamagedError, StaleError):
+            except (OSError, IndexDamagedError, StaleError):
                 pass  # as if it had been killed: another process takes over
             finally:
                 self.leave()

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from . import segments
 from .extents import WHOLE, Extent
-from .index import Cursor, IndexBusyError, IndexDamagedError
+from .index import Cursor, IndexDamagedError
 from .opened import OpenGeneration
 from .tables import (
     Evicted,
@@ -86,13 +86,11 @@ def evict(
     elif keep_room:  # there is to be less on the disk
         rest = going + opened.vacant.take_all()
     if rest:
-        finish(opened, rest, keep_room=keep_room)
+        finish(opened, rest)
     return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
 
 
-def finish(
-    opened: OpenGeneration, places: Iterable[Evicted] = (), *, keep_room: bool = False
-) -> None:
+def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
     """Give back what rows in ``going`` name, and what could not be given back before."""
     with opened.lock:
         due = [*opened.unfinished, *places]
@@ -102,9 +100,7 @@ def finish(
     try:
         _give_back(opened, due)
         owner = opened.owner.number
-        freed_bytes = sum(size for _, start, size in due if start != WHOLE) if keep_room else 0
-        empty = opened.write_reserving(lambda cursor: _forget(cursor, due, owner), freed_bytes)
-        for number in empty:
+        for number in opened.write(lambda cursor: _forget(cursor, due, owner)):
             segments.remove(opened.folder, number)
     except BaseException:
         with opened.lock:
@@ -112,16 +108,16 @@ def finish(
         raise
 
 
-def finish_vacant(opened: OpenGeneration, *, keep_room: bool = False) -> None:
+def finish_vacant(opened: OpenGeneration) -> None:
     """Give back what is vacant."""
-    finish(opened, opened.vacant.take_all(), keep_room=keep_room)
+    finish(opened, opened.vacant.take_all())
 
 
 def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
     """Do what may be done later as well, after what was asked for has been done."""
     with opened.lock:
         opened.unfinished += places
-    with contextlib.suppress(OSError, IndexBusyError):
+    with contextlib.suppress(OSError):
         opened.retire()
         finish(opened)
 

@@ -21,7 +21,6 @@ from .comparer import Comparer, Validation
 from .copier import Content, Copier, Release, Room
 from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once, name_of
 from .extents import Extent
-from .index import IndexBusyError
 from .mover import Mover
 from .outcome import Done, MakeRoom, NoteAnswers, Outcome, Staged
 from .part import Batch, Part
@@ -329,7 +328,7 @@ class Stager:
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, wait))
                     return
-        except (OSError, IndexBusyError) as error:
+        except OSError as error:
             if not isinstance(error, TimeoutError):
                 self._tiers.blame(part.home, error)
             elif self._tiers.is_well(part.home):  # else it is known what is the matter
@@ -465,7 +464,7 @@ class Stager:
             For each key that was staged in the tier: where it is now; None if it is gone.
 
         Raises:
-            OSError: The disk of the tier failed; IndexBusyError: its index is locked.
+            OSError: The disk of the tier failed, or its index is locked.
         """
         moved = self._mover.evict(files, tier, make_room)
         with self._lock:

@@ -32,7 +32,7 @@ from . import reclaim, segments
 from .access import Access
 from .extents import Extent, keys_of, source_seed
 from .generation import clear, generation_of
-from .index import Cursor, IndexBusyError, IndexDamagedError, StaleError
+from .index import Cursor, IndexDamagedError, StaleError
 from .localfiles import remove_left
 from .neighbours import Neighbours
 from .opened import OpenGeneration
@@ -90,7 +90,7 @@ class Store:
     """Staged files of one source root in one tier. Safe for threads, and for many processes.
 
     What the index or the disk cannot do raises OSError; if another process keeps the index locked
-    for two seconds, every method raises :class:`IndexBusyError`, at once for a second. A damaged
+    for two seconds, every method raises :class:`.IndexBusyError`, at once for a second. A damaged
     index is thrown away with its generation, and the next one is empty.
 
     Args:
@@ -159,7 +159,7 @@ class Store:
         paths = self._stored_paths(wanted)
 
         def look(opened: OpenGeneration) -> dict[int, Found]:
-            return opened.index.read(lambda cursor: self._select(cursor, paths, opened.boots)[0])
+            return opened.index.read(lambda cursor: self._select(cursor, paths, opened.boots))
 
         return self._on(look)
 
@@ -169,19 +169,15 @@ class Store:
             key: path.encode("utf-8", "surrogateescape").removeprefix(root) for key, path in wanted
         }
 
-    def _select(
-        self, cursor: Cursor, paths: Mapping[int, bytes], boots: int
-    ) -> tuple[dict[int, Found], list[Extent]]:
-        """Return what is staged of some files, and files of other paths that have their keys."""
-        found, strangers = {}, []
+    def _select(self, cursor: Cursor, paths: Mapping[int, bytes], boots: int) -> dict[int, Found]:
+        """Return what is staged of some files; one of another path may have the same key."""
+        found = {}
         columns = "key, segment, start, size, mtime, checksum, boot, path"
         for row in run_by_key(cursor, f"SELECT {columns} FROM staged WHERE key IN", [*paths]):
             extent = extent_of(row[:6], self.tier)
             if row[7] == paths[extent.key]:
                 found[extent.key] = Found(extent, row[6] == boots)
-            else:
-                strangers.append(extent)
-        return found, strangers
+        return found
 
     def note_verified(self, keys: Iterable[int]) -> None:
         """Note that the bytes of files staged before the last boot are those that were copied."""
@@ -205,17 +201,14 @@ class Store:
         def claim(opened: OpenGeneration) -> Claim:
             owner = opened.owner.number
 
-            def work(cursor: Cursor) -> tuple[Claim, list[Evicted]]:
-                found, strangers = self._select(cursor, paths, opened.boots)
-                going = move_to_going(cursor, strangers, owner, opened.block_bytes)
+            def work(cursor: Cursor) -> Claim:
+                found = self._select(cursor, paths, opened.boots)
                 others = self._select_copying(cursor, [key for key in paths if key not in found])
                 mine = [key for key in paths if key not in found and key not in others]
                 insert(cursor, "INSERT INTO copying", [(key, owner) for key in mine])
-                return Claim(mine, found, others), going
+                return Claim(mine, found, others)
 
-            claimed, going = opened.write(work)
-            reclaim.finish_later(opened, going)
-            return claimed
+            return opened.write(work)
 
         return self._on(claim)
 
@@ -258,9 +251,9 @@ class Store:
                 left = sizes_bytes[len(places) :]
                 if left and opened.has_vacant_for(left[0]):  # in places of other sizes
                     try:
-                        reclaim.finish_vacant(opened, keep_room=True)
+                        reclaim.finish_vacant(opened)
                         places += opened.places(left)
-                    except (OSError, IndexBusyError, IndexDamagedError, StaleError):
+                    except (OSError, IndexDamagedError, StaleError):
                         if not places:
                             raise
                         # Else they would be lost: the next call meets what is the matter.
@@ -286,15 +279,13 @@ class Store:
         """
         ended = [*(wanted.key for wanted, _, _ in copies), *failed]
         paths = self._stored_paths(wanted for wanted, _, _ in copies)
-        if len(paths) < len(copies):
-            raise ValueError("a file is published twice at once")
         is_published = False
         try:
             is_published = self._on(lambda opened: self._publish(opened, copies, paths, ended))
         finally:
             if not is_published:
                 for _, place, _ in copies:
-                    with contextlib.suppress(OSError, IndexBusyError):  # charged until it is closed
+                    with contextlib.suppress(OSError):  # charged until it is closed
                         self.give_up(place)
         return is_published
 
@@ -324,7 +315,7 @@ class Store:
             fill(cursor, places, opened.owner.number)
             into = "INSERT OR IGNORE INTO staged"
             going: list[Evicted] = []
-            if insert(cursor, into, rows) < len(rows):  # some were staged already
+            if insert(cursor, into, rows) < len(rows):  # some were staged, or have such a key
                 here = staged_extents(cursor, [*paths], self.tier)
                 replaced = [old for _, _, e in copies if (old := here.get(e.key)) not in (e, None)]
                 owner, block_bytes = opened.owner.number, opened.block_bytes

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import sqlite3
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,8 +20,6 @@ from .segments import aligned
 
 #: Keys, and values of rows, in a statement; before SQLite 3.32 it had at most 999 of both.
 _MOST_KEYS, _MOST_VALUES = 256, 640
-#: Files that are counted at a time: their text stays far below the longest that SQLite makes.
-_PAGE_FILES = 1_000_000
 #: Below all keys of 64 bits, but for one of them.
 LEAST_KEY = -(1 << 63)
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
@@ -148,53 +145,33 @@ def delete_going(cursor: Cursor, places: Iterable[tuple[int, int]], owner: int) 
 
 
 def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
-    """Return for each closed segment by how much it is charged for more than its files take."""
-    import numpy as np  # takes a while to load, and few who open an index count
+    """Return for each closed segment by how much it is charged for more than its files take.
 
-    n_blocks = f"MAX(1, (IFNULL(size, 0) + {block_bytes - 1}) / {block_bytes})"
-    going = f"SELECT segment, SUM({n_blocks}) FROM going GROUP BY segment"  # sorted as it is
-    # As texts for a million files: the first mini-batch after a boot waits for it, and a tuple for
-    # each file would take twice as long.
-    files = "SELECT key, segment, size FROM staged WHERE key > ? ORDER BY key"
-    files += f" LIMIT {_PAGE_FILES}"
-    staged = "SELECT group_concat(segment, ' '), group_concat(size, ' '), COUNT(*), MAX(key)"
-    with _at_one_moment(cursor):
-        charged = dict(cursor.execute("SELECT id, charged FROM segment WHERE owner=0"))
-        used = collections.Counter(dict(cursor.execute(going)))
-        last_key = LEAST_KEY
-        while True:
-            found = cursor.execute(f"{staged} FROM ({files})", (last_key,))
-            *texts, n_files, last_key = found.fetchone()
-            if n_files == 0:
-                break
-            try:
-                numbers, sizes = (np.fromstring(text or "", np.int64, sep=" ") for text in texts)
-                if not len(numbers) == len(sizes) == n_files:
-                    raise ValueError("a staged file has no segment or no size")
-            except (ValueError, DeprecationWarning) as error:
-                raise IndexDamagedError(f"no numbers: {error}") from error
-            segments, place = np.unique(numbers, return_inverse=True)
-            sums = np.bincount(place, np.maximum(1, -(-sizes // block_bytes)))
-            used.update(dict(zip(segments.tolist(), map(int, sums), strict=True)))
-    if not all(isinstance(each, int) for each in charged.values()):
-        raise IndexDamagedError("a segment is charged for no number of bytes")
-    return {each: charged[each] - int(used[each]) * block_bytes for each in charged}
+    SQLite hands over each row: to sort a million of them, or to make tuples of them, would take
+    longer, and the first mini-batch after a boot waits for it.
+    """
+    n_blocks: collections.Counter[int] = collections.Counter()
 
+    class Blocks:
+        def step(self, segment: int, size_bytes: int) -> None:
+            n_blocks[segment] += -(-size_bytes // block_bytes) or 1
 
-@contextlib.contextmanager
-def _at_one_moment(cursor: Cursor) -> Iterator[None]:
-    """Have all statements of the block see the same state."""
-    if cursor.connection.in_transaction:
-        yield
-        return
-    cursor.execute("BEGIN")
-    try:
-        yield
-    finally:
-        # SQLite has ended some that failed; an interruption may have had it closed before.
-        with contextlib.suppress(sqlite3.ProgrammingError):
-            if cursor.connection.in_transaction:
-                cursor.execute("ROLLBACK")  # nothing was changed
+        def finalize(self) -> None:
+            """Return nothing."""
+
+    counted: Any = Blocks  # of two values, where mypy knows of one
+    cursor.connection.create_aggregate("counted", 2, counted)
+    charged = dict(
+        cursor.execute(  # one statement, so that nothing changes in between
+            "SELECT id, charged FROM segment WHERE owner=0 UNION ALL "
+            "SELECT counted(segment, size), 0 FROM going UNION ALL "
+            "SELECT counted(segment, size), 0 FROM staged"
+        ).fetchall()
+    )
+    del charged[None]
+    for each in (*charged.values(), *n_blocks, *n_blocks.values()):
+        number_of((each,))
+    return {each: charged[each] - n_blocks[each] * block_bytes for each in charged}
 
 
 def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) -> None:

@@ -54,7 +54,7 @@ class Tiers:
         """Return whether nothing is known to be the matter with a tier."""
         return self.sick[tier].is_closed and self.full[tier].is_closed
 
-    def blame(self, tier: int, error: OSError | IndexBusyError) -> Staged:
+    def blame(self, tier: int, error: OSError) -> Staged:
         """Return the answer for a file at which a tier failed, and tell the user why."""
         directory = self.stores[tier].site.directory
         if isinstance(error, IndexBusyError):
@@ -119,7 +119,7 @@ class Tiers:
                 continue
             try:
                 found |= store.look(left)
-            except (OSError, IndexBusyError) as error:
+            except OSError as error:
                 unseen[tier] = self.blame(tier, error)
         return found
 
@@ -146,7 +146,7 @@ class Tiers:
                 store.drop(extent for extent in outdated if extent.tier == tier)
                 if claimed is None and home in (None, tier):
                     claimed = store.claim(files), tier
-            except (OSError, IndexBusyError) as error:
+            except OSError as error:
                 answer = self.blame(tier, error)
         return claimed or answer
 
@@ -168,7 +168,7 @@ class Tiers:
                 continue
             try:
                 is_published = store.publish([copy[:3] for copy in here], ended)
-            except (OSError, IndexBusyError) as error:
+            except OSError as error:
                 answer = self.blame(tier, error)
                 answers |= {copy.wanted.key: answer for copy in here}
                 continue
@@ -191,12 +191,12 @@ class Tiers:
             try:
                 if own:
                     act(store, own)
-            except (OSError, IndexBusyError) as error:
+            except OSError as error:
                 self.blame(tier, error)
 
     def give_up(self, tier: int, place: Place) -> None:
         """Give up a place whose copy is not to be published."""
         try:
             self.stores[tier].give_up(place)
-        except (OSError, IndexBusyError) as error:
+        except OSError as error:
             self.blame(tier, error)

@@ -248,9 +248,12 @@ def test_of_two_paths_with_one_key_the_later_is_staged(directory, files):
     twin = Wanted(extent.key, f"{SOURCE}/twin.jpg")
     assert store.look([twin]) == {}
     assert store.claim([twin]).mine == [twin.key]
+    _, place, later = written(store, twin.path, b"twin")
+    store.publish([(twin, place, later._replace(key=twin.key))], [])
+    assert [*store.look([twin])] == [twin.key]
     assert store.look(wanted(store, files.paths[:1])) == {}
     store.close()
-    assert store.total_bytes() == disk_bytes(directory) == 0
+    assert store.total_bytes() == disk_bytes(directory) == in_blocks(4)
     store.close()
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from overlapiter.store import boot, index, limits, reclaim, segments, tables
+from overlapiter.store import boot, index, limits, reclaim, segments
 from overlapiter.store.extents import SMALL_BYTES
 from overlapiter.store.generation import index_path, make_generation, segments_folder
 from overlapiter.store.index import IndexBusyError
@@ -331,9 +331,8 @@ def test_after_a_boot_files_count_once_their_checksums_were_compared(
     apart(this_boot)
 
 
-@pytest.mark.parametrize("page_files", [1, 7, 1_000_000])
 def test_after_a_boot_segments_are_charged_for_the_files_that_their_rows_name(
-    directory, files, monkeypatch, tmp_path, page_files
+    directory, files, monkeypatch, tmp_path
 ):
     def last_boot():
         store = made_store(directory)
@@ -348,7 +347,6 @@ def test_after_a_boot_segments_are_charged_for_the_files_that_their_rows_name(
         store._access.write(miscount)
 
     def this_boot():
-        monkeypatch.setattr(tables, "_PAGE_FILES", page_files)
         monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
         store = made_store(directory, 2)
         store.take_over()

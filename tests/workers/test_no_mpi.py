@@ -146,7 +146,7 @@ if find_spec("chainermn"):
 IMPORTS = """
 import sys
 {before}
-from overlapiter.workers.start import hide_mpi
+from overlapiter.workers.start import begin_preload
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from overlapiter.options import Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import normalised
-from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
@@ -105,7 +104,7 @@ class Pieces:
         """End the staging, in the thread that has read; what is staged stays for the next run."""
         if self._stager is not None:
             self._copies.close()
-            with contextlib.suppress(OSError, IndexBusyError):  # nothing depends on it
+            with contextlib.suppress(OSError):  # nothing depends on it
                 self._store.record_end("closed", {})
             self._stager.close()
             self._stager = None

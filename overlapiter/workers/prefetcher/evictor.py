@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import packed
-from overlapiter.store.index import IndexBusyError
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 
@@ -43,8 +42,7 @@ class Evictor:
         """Move the files of examples to the next tier, or evict them for good.
 
         Raises:
-            OSError: The disk that they are on failed.
-            IndexBusyError: Another process keeps its index locked.
+            OSError: The disk that they are on failed, or its index is locked.
         """
         files = {victim.example: self._files(victim) for victim in victims}
         going = {
@@ -129,8 +127,7 @@ class RoomForTask:
         Not more, since what is evicted too early is read again.
 
         Raises:
-            OSError: Its disk failed.
-            IndexBusyError: Another process keeps its index locked.
+            OSError: Its disk failed, or its index is locked.
         """
         n_made = self._n_made
         with self._lock:
@@ -183,7 +180,7 @@ class RoomForTask:
 
         While every wanted file is found, nothing else asks for room.
         """
-        with contextlib.suppress(OSError, IndexBusyError):  # copying meets the same and reports it
+        with contextlib.suppress(OSError):  # copying meets the same and reports it
             for tier, store in enumerate(self._evictor.stores):
                 while (excess_bytes := store.excess_bytes()) and self.make(tier, excess_bytes):
                     pass

@@ -21,7 +21,6 @@ from overlapiter.errors import described
 from overlapiter.origins.bulk import bulk_of
 from overlapiter.sources import declared_paths, paths_below
 from overlapiter.store.extents import Extent
-from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Answer, Done, Outcome, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.slowstore import CHUNK_BYTES
@@ -149,7 +148,7 @@ class Prefetcher:
         for store in self._stores:
             try:
                 store.rest()  # which opens another generation if this one was removed
-            except (OSError, IndexBusyError):  # it stays reserved for now
+            except OSError:  # it stays reserved for now
                 self._is_at_rest = False
 
     def _note_gone(self, generation: str) -> None:
@@ -197,7 +196,7 @@ class Prefetcher:
     def _mend(self) -> None:
         """Mend what dead processes left, and say that a directory holds more than it may."""
         for store in self._stores:
-            with contextlib.suppress(OSError, IndexBusyError):  # the next copy meets the same
+            with contextlib.suppress(OSError):  # the next copy meets the same
                 store.sweep()
                 excess_bytes = store.excess_bytes()
                 if excess_bytes and store.site.capacity_bytes is not None:
@@ -214,7 +213,7 @@ class Prefetcher:
         self._threads.end()
         if counters is not None:
             for store in self._stores:
-                with contextlib.suppress(OSError, IndexBusyError):  # nothing depends on it
+                with contextlib.suppress(OSError):  # nothing depends on it
                     store.record_end(ending, counters)
         self._stager.close(is_last=True)
         self._trace.close()
@@ -255,7 +254,7 @@ class Prefetcher:
     ) -> None:
         """Have files of a task staged, see :meth:`.Stager.stage`."""
         for store in self._stores:
-            with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
+            with contextlib.suppress(OSError):  # looking the files up meets it
                 store.neighbours.want(files)
         self._stager.stage(
             [*files.values()],
@@ -280,8 +279,6 @@ class Prefetcher:
                     continue
                 example.keys.append(key)
                 wanted[key] = Wanted(key, absolute)
-        except ChannelClosedError:
-            raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
         example.is_followed = True
@@ -365,8 +362,6 @@ class Prefetcher:
         answers: dict[int, Staged] = {}
         try:
             self._discover_files(work, example, answers)
-        except ChannelClosedError:
-            raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
         example.is_followed = True

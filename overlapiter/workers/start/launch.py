@@ -61,7 +61,7 @@ _has_chainer = find_spec("chainer") is not None
 PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
 
 #: Whatever else the forkserver imports: leaves no socket behind, keeps the MPI library out.
-_FIRST_PRELOAD = ("overlapiter.workers.start.remove_socket", "overlapiter.workers.start.hide_mpi")
+_FIRST_PRELOAD = "overlapiter.workers.start.begin_preload"
 
 #: Ends in the forkserver what :func:`interrupts_held` began.
 _LAST_PRELOAD = "overlapiter.workers.start.release_interrupts"
@@ -349,7 +349,7 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
         # From 3.13.8 on Python would run the program in there, be it guarded or not, and with MPI.
         wanted = [name for name in server._preload_modules if name != "__main__"]
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
-        forkserver.set_forkserver_preload([*_FIRST_PRELOAD, *wanted, *added])
+        forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
         for wrong in [each for each in sys.path if isinstance(each, os.PathLike)]:
             raise PipelineError(
                 f"sys.path holds {wrong!r}, with which Python's forkserver cannot start, and where "
