@@ -23,7 +23,8 @@ def run_as_rank(work: Callable[[], int]) -> int:
     try:
         status = work()
     except KeyboardInterrupt:
-        abort_start()
+        if not own.processes:
+            abort_start()
         raise
     except ServerLostError as error:
         if not error.rank:

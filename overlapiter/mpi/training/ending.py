@@ -95,12 +95,12 @@ def die_if_tolerant() -> None:
 
 
 def abort_start() -> None:
-    """End the job if this rank of a command is interrupted before the others have met it.
+    """End the job if this rank of a command is interrupted before it is known to the server.
 
-    They would wait for it.
+    The others would wait for it.
     """
     mpi: Any = sys.modules.get("mpi4py.MPI")
-    if own.say is None or own.processes or is_tolerant() or mpi is None or not mpi.Is_initialized():
+    if own.say is None or is_tolerant() or mpi is None or not mpi.Is_initialized():
         return
     if mpi.COMM_WORLD.size > 1:
         own.say(f"note: rank {mpi.COMM_WORLD.rank} is interrupted as it starts; start again")

@@ -514,6 +514,20 @@ def test_a_worker_that_is_killed_while_the_server_looks_at_the_files_is_done_wit
     assert counts(tmp_path / "result") == TWICE
 
 
+def test_a_worker_that_is_interrupted_while_the_server_looks_at_the_files_ends_the_job(
+    tmp_path: Path,
+) -> None:
+    job = begin_training(tmp_path, 3, *slow_to_look(tmp_path))
+    try:
+        wait_until((tmp_path / "looking").exists)
+        rank_of(job, 2).terminate()
+        ended = end_of(tmp_path, job)
+    finally:
+        end_job(job)
+    assert ended.exit_status == 130, ended.output
+    assert "rank 2 is interrupted as it starts; start again" in ended.output
+
+
 def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_others_in_order(
     tmp_path: Path,
 ) -> None:
