@@ -38,9 +38,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--lr", type=float, default=0.1, help="step size of momentum SGD")
     add("--workers", "-j", type=int, default=4, help="file readers of each process")
     add("--seed", type=int, default=0, help="seed of the weights, the order and the crops")
-    add("--checkpoint", default="checkpoint.pt", help="written as NAME.RANK after every epoch")
+    add("--checkpoint", default="checkpoint.pt", help="written by rank 0 after every epoch")
     add("--save-every", type=int, default=0, help="and after so many mini-batches; 0 for never")
-    add("--resume", help="checkpoint to go on from, amid an epoch or not: NAME, without the rank")
+    add("--resume", help="checkpoint to go on from, amid an epoch or not")
     add("--staging", metavar="DIR", help="directory on the node's own disk, to copy the files to")
     add("--loader", choices=("overlap", "torch"), default="overlap", help="whose DataLoader")
     return parser.parse_args(argv)
@@ -179,7 +179,12 @@ class Training:
         return float(counts[0] / counts[1])
 
     def save(self) -> None:
-        """Write a checkpoint; each process that of its own loader."""
+        """Write a checkpoint for all processes: they differ in their parts of an order alone.
+
+        Of files of their own some would be older than others after a kill.
+        """
+        if not is_first():
+            return
         state = {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -189,13 +194,13 @@ class Training:
         }
         if self.args.loader == "overlap":
             state["loader"] = self.train_loader.state_dict()
-        path = f"{self.args.checkpoint}.{os.environ.get('RANK', '0')}"
+        path = self.args.checkpoint
         torch.save(state, f"{path}.new")
         os.replace(f"{path}.new", path)
 
     def load(self, path: str) -> None:
         """Go on from a checkpoint."""
-        state = torch.load(f"{path}.{os.environ.get('RANK', '0')}", self.device, weights_only=False)
+        state = torch.load(path, self.device, weights_only=True)
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlapiter.errors import OptionError, OverlapError, TrainingError
-from overlapiter.mpi.training.ending import leave_together, own
+from overlapiter.mpi.training.ending import abort_start, leave_together, own
 from overlapiter.mpi.training.worker import RefusedError, ServerLostError
 from overlapiter.node import launched_rank
 
@@ -22,6 +22,10 @@ def run_as_rank(work: Callable[[], int]) -> int:
     own.status = 1  # unless it comes to its end
     try:
         status = work()
+    except KeyboardInterrupt:
+        if not own.processes:
+            abort_start()
+        raise
     except ServerLostError as error:
         if not error.rank:
             raise

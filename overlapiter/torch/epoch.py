@@ -28,7 +28,7 @@ from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, fetches_whole
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import Foresight, Keys, as_indices, foresee, put_draws, take_back
-from overlapiter.torch.states import Progress
+from overlapiter.torch.states import Progress, check_taken
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
@@ -66,7 +66,7 @@ class Epoch(_BaseDataLoaderIter):
         self._counting = "staging" if loader.staging else "seed" if loader.seed is not None else ""
         #: Whether the dataset gets what a batch sampler gives, of whatever type.
         self._is_given_whole = not self._counting and fetches_whole(loader.dataset)
-        self._begin(loader, 0 if state is None else state["n_taken"])
+        self._begin(loader, state)
 
     # --- the beginning ------------------------------------------------------------------------
 
@@ -77,7 +77,7 @@ class Epoch(_BaseDataLoaderIter):
         self._progress = loader._set_out()
         self._progress.has_base_seed = False
         super()._reset(loader, first_iter)
-        self._begin(loader, 0)
+        self._begin(loader, None)
 
     def _read_out(self) -> None:
         """Wait for what the workers have been given: PyTorch's read it, too, and draw meanwhile."""
@@ -88,7 +88,7 @@ class Epoch(_BaseDataLoaderIter):
             self._pending.popleft()
             self._is_unfinished = False
 
-    def _begin(self, loader: data.DataLoader[Any], n_to_skip: int) -> None:
+    def _begin(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
         self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
         self._foresight: Foresight | None = None
@@ -102,8 +102,10 @@ class Epoch(_BaseDataLoaderIter):
             self._foresight = foresee(loader, number, draws_base_seed=not loader.persistent_workers)
             n_ahead = self._n_wanted if self._foresight is None else n_ahead
         orders = {} if self._foresight is None else self._foresight.orders
-        for keys in itertools.islice(self._keys(), n_to_skip):
-            self._progress.count(keys)
+        if state is not None:
+            for keys in itertools.islice(self._keys(), state["n_taken"]):
+                self._progress.count(keys)
+            check_taken(self._progress, state)
         self._pending.clear()
         first = list(itertools.islice(self._keys(), n_ahead))
         try:

@@ -15,6 +15,7 @@ from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from overlapiter.torch.face import fetches_whole, seed_torch
 from overlapiter.torch.orders import as_indices, put_draws
+from overlapiter.torch.states import check_taken
 from overlapiter.workers.reader.face import Face
 
 
@@ -78,8 +79,10 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
             fetcher.fetch = undisturbed()(fetcher.fetch)
         if state is None:
             return
-        for _ in range(state["n_taken"]):
-            self._next_index()
+        with contextlib.suppress(StopIteration):
+            for _ in range(state["n_taken"]):
+                self._next_index()
+        check_taken(self._progress, state)
         # A sampler draws when it is first asked: now, while the generators are as they were.
         first = list(itertools.islice(self._sampler_iter, 1))
         self._sampler_iter = itertools.chain(first, self._sampler_iter)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.utils import data
+from torch.utils.data.distributed import DistributedSampler
 
 from overlapiter.errors import OptionError
 from overlapiter.order import Indices
@@ -27,6 +28,10 @@ from overlapiter.torch.orders import (
 )
 
 _VERSION = 1
+_KEYS = {
+    "version", "epoch", "n_taken", "draws", "dataset_size", "sampler", "sampler_facts",
+    "sampler_epoch", "scattered", "batch", "has_base_seed",
+}  # fmt: skip
 
 
 class Progress:
@@ -95,6 +100,17 @@ def sampler_name(loader: data.DataLoader[Any]) -> str:
     return (OrderedSampler if isinstance(sampler, OrderedSampler) else type(sampler)).__name__
 
 
+def sampler_facts(loader: data.DataLoader[Any]) -> dict[str, int]:
+    """Return what is known of the innermost sampler, the same for all ranks, and its order."""
+    sampler = samplers_of(loader)[-1]
+    if isinstance(sampler, OrderedSampler):  # its own state says more
+        return {}
+    if isinstance(sampler, DistributedSampler):
+        return {name: getattr(sampler, name) for name in ("seed", "shuffle", "drop_last")}
+    replacement = isinstance(sampler, data.RandomSampler) and sampler.replacement
+    return {"replacement": replacement, "length": size_of(sampler)}
+
+
 def check_state(loader: data.DataLoader[Any], state: State) -> None:
     """Refuse what does not fit a loader.
 
@@ -103,6 +119,8 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
     """
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
+    if lacking := ", ".join(sorted(_KEYS - state.keys())):
+        raise OptionError("state_dict", f"lacks {lacking}; give all that state_dict() has returned")
     size = size_of(loader.dataset)
     if state["dataset_size"] != size:
         raise OptionError(
@@ -119,6 +137,15 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
             f"is of another kind of sampler, {state['sampler']}, here it is "
             f"{sampler_name(loader)}; give the same one",
         )
+    theirs, ours = state["sampler_facts"], sampler_facts(loader)
+    if has_begun and theirs != ours:
+        sides = [", ".join(f"{name}={each[name]}" for name in each) for each in (theirs, ours)]
+        raise OptionError(
+            "state_dict",
+            f"is of a {state['sampler']} with {sides[0]}, here it has {sides[1]}; give the same",
+        )
+    if is_scattered:
+        samplers_of(loader)[-1].order.resume(ScatterState(*state["scattered"]), size)
     was, now = state["batch"], batch_of(loader)
     if was is not None and tuple(was) != now and state["n_taken"]:
         raise OptionError(
@@ -148,11 +175,26 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
         "draws": None if scattered else tuple(epoch.draws),
         "dataset_size": size,
         "sampler": sampler_name(loader),
+        "sampler_facts": sampler_facts(loader),
         "sampler_epoch": epoch.sampler_epoch,
         "scattered": scattered,
         "batch": None if scattered else batch_of(loader),
         "has_base_seed": epoch.has_base_seed,
     }
+
+
+def check_taken(epoch: Progress, state: State) -> None:
+    """Check that a sampler gave all mini-batches that were to be passed over.
+
+    Raises:
+        OptionError: It did not.
+    """
+    if epoch.n_taken < state["n_taken"]:
+        raise OptionError(
+            "state_dict",
+            f"stands after mini-batch {state['n_taken']} of an epoch, but the sampler gives "
+            f"{epoch.n_taken}; give the sampler that it was taken with",
+        )
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
         save(training)
         n_saved += 1
         if n_saved == 6:  # three of the first epoch, its end, two of the second epoch
-            shutil.copy("checkpoint.pt.0", "amid.pt.0")
+            shutil.copy("checkpoint.pt", "amid.pt")
     script.Training.save = save_and_keep
     if __name__ == "__main__":
         script.main()
@@ -85,6 +85,42 @@ def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
     rest, last = losses(train(folder, tmp_path, "--epochs", 3, "--resume", "amid.pt"))
     assert rest.split("accuracy")[1] == whole[1].split("accuracy")[1]
     assert last == whole[2]  # an order of its own, too
+
+
+@pytest.mark.slow
+def test_two_processes_of_which_one_is_killed_go_on_amid_an_epoch_with_the_same_losses(
+    folder: Path, tmp_path: Path
+) -> None:
+    script = f"""
+    import os, pathlib, signal, sys, time
+    sys.path.insert(0, {str(SCRIPT.parent)!r})
+    import train_imagenet as script
+    save, n_saved = script.Training.save, 0
+    def save_or_die(training):
+        global n_saved
+        n_saved += 1
+        saved = pathlib.Path("saved")
+        if n_saved == 6 and os.environ["RANK"] == "1":
+            while not saved.exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(training)
+        if n_saved == 6:
+            saved.touch()
+            signal.pause()
+    script.Training.save = save_or_die
+    if __name__ == "__main__":
+        script.main()
+    """
+    program = tmp_path / "dying.py"
+    program.write_text("\n".join(line[4:] for line in script.splitlines()))
+    saving = ("--epochs", 3, "--save-every", 1)
+    assert train(folder, tmp_path, *saving, n_processes=2, script=program).returncode
+    resumed = train(folder, tmp_path, *saving, "--resume", "checkpoint.pt", n_processes=2)
+    rest, last = losses(resumed)
+    whole = losses(train(folder, tmp_path, *saving, n_processes=2))
+    assert rest.split("accuracy")[1] == whole[1].split("accuracy")[1]
+    assert last == whole[2]
 
 
 def test_two_processes_share_a_staging_directory_and_stage_each_file_once(

@@ -365,6 +365,85 @@ def test_a_state_that_does_not_fit_is_refused(dataset: Any, options: Any, words:
             DataLoader(dataset).load_state_dict(nothing)
 
 
+@pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": ScatteredOrder(0, 1, 1)}])
+def test_a_state_that_is_not_whole_is_refused(options: dict[str, Any]) -> None:
+    loader = DataLoader(D.Made("int", 10), 2, **options)
+    next(iter(loader))
+    state = loader.state_dict()
+    for key in state.keys() - {"version"}:
+        part = {name: value for name, value in state.items() if name != key}
+        with pytest.raises(OptionError, match=f"lacks {key}; give all that"):
+            loader.load_state_dict(part)
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 4
+
+
+def distributed(**options: Any) -> Any:
+    return data.DistributedSampler(range(10), 2, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        (
+            distributed(seed=1),
+            distributed(seed=2),
+            "DistributedSampler with seed=1, .*, here it has seed=2,",
+        ),
+        (distributed(), distributed(shuffle=False), "shuffle=True, .* has .*shuffle=False"),
+        (
+            distributed(),
+            distributed(drop_last=True),
+            "drop_last=False, here it has .*drop_last=True",
+        ),
+        (ScatteredOrder(0, 1, 1), ScatteredOrder(0, 1, 2), "taken with seed=1; give scatter_order"),
+        (
+            data.RandomSampler(range(10)),
+            data.RandomSampler(range(10), replacement=True),
+            "replacement=False, length=10, here it has replacement=True, length=10",
+        ),
+        (
+            data.SubsetRandomSampler(range(9)),
+            data.SubsetRandomSampler(range(8)),
+            "length=9, here it has .*length=8; give the same",
+        ),
+    ],
+)
+def test_a_state_of_a_sampler_with_other_arguments_is_refused(
+    old: Any, new: Any, words: str
+) -> None:
+    loader, other = (DataLoader(D.Made("int", 10), 2, sampler=each) for each in (old, new))
+    next(iter(loader))
+    with pytest.raises(OptionError, match=words):
+        other.load_state_dict(saved(loader.state_dict()))
+
+
+class OfNoLength:
+    """A batch sampler that does not say how many mini-batches it gives."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_sampler_that_ends_before_the_place_of_a_state_is_an_error(
+    plain_pair: Pair, n_workers: int
+) -> None:
+    def make(n: int) -> Any:
+        batches = OfNoLength([[i] for i in range(n)])
+        return plain_pair.ours(D.Made("int", 10), batch_sampler=batches, num_workers=n_workers)
+
+    loader, other = make(3), make(1)
+    iterator = iter(loader)
+    next(iterator), next(iterator)
+    other.load_state_dict(saved(loader.state_dict()))
+    with pytest.raises(OptionError, match="after mini-batch 2 of an epoch, but the sampler gives"):
+        iter(other)
+
+
 @pytest.mark.parametrize("options", [{}, {"sampler": ScatteredOrder(0, 1, 1)}])
 def test_an_epoch_that_cannot_begin_is_resumed_once_it_can(
     plain_pair: Pair, options: dict[str, Any]

@@ -94,6 +94,21 @@ def die_if_tolerant() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def abort_start() -> None:
+    """End the job if this rank of a command is interrupted before it is known to the server.
+
+    The others would wait for it.
+    """
+    mpi: Any = sys.modules.get("mpi4py.MPI")
+    if own.say is None or is_tolerant() or mpi is None or not mpi.Is_initialized():
+        return
+    if mpi.COMM_WORLD.size > 1:
+        own.say(f"note: rank {mpi.COMM_WORLD.rank} is interrupted as it starts; start again")
+        flush_output()
+        time.sleep(_PASS_ON_SECONDS)
+        mpi.COMM_WORLD.Abort(128 + signal.SIGINT)
+
+
 @functools.cache
 def _register() -> None:
     """Have this process leave in order; once."""

@@ -14,6 +14,7 @@ from overlapiter.tracing import Tracing
 
 from .ending import (
     Process,
+    abort_start,
     expect_end,
     is_command,
     is_world,
@@ -95,6 +96,10 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
             told = _receive_plan(comm, preparation.settings.worker_timeout)
+        except KeyboardInterrupt:
+            if is_world(comm):
+                abort_start()
+            raise
         except MPI.Exception as error:
             raise ServerLostError(0, mpi_reason(error)) from error
         if isinstance(told, StoppedError):

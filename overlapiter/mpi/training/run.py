@@ -11,6 +11,7 @@ from overlapiter.workers.start.no_mpi import world_of_this_process
 
 from .epochs import Record
 from .hosting import Host
+from .interrupts import Interrupts
 from .job import Job, NoListener, Preparation, begin_tracing
 from .model import Builder
 from .outputs import Outputs
@@ -84,7 +85,10 @@ def _train_alone(job: Job, outputs: Outputs) -> list[Record]:
 def ranks_of(comm: Any) -> Any:
     """Return a communicator, by default of all ranks of the job; None for one process alone."""
     if comm is None and not world_of_this_process().endswith("/1"):  # some launchers tell no size
-        from mpi4py import MPI
-
+        interrupts = Interrupts()
+        interrupts.begin()
+        with interrupts.whole():  # else MPI would run, and Python have no module of it
+            from mpi4py import MPI
+        interrupts.end()
         comm = MPI.COMM_WORLD
     return comm if comm is not None and comm.size > 1 else None

@@ -457,6 +457,29 @@ def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_
     assert named in ended.output
 
 
+#: Starts a rank; rank 1 is interrupted while it starts MPI, and the others start after that.
+INTERRUPTS_AT_THE_START = """
+sockets() { ls -l /proc/$$/fd 2>&1 | grep -c socket: ; }
+if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then
+    before=$(sockets)
+    {
+        while [ "$(sockets)" = "$before" ]; do sleep 0.01; done
+        kill -TERM $$; touch sent
+    } &
+else
+    while [ ! -e sent ]; do sleep 0.01; done
+fi
+exec "$@"
+"""
+
+
+def test_a_rank_that_is_interrupted_while_it_starts_mpi_ends_the_job(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED)
+    ended = run_training(tmp_path, 3, *words, wrapper=("sh", "-c", INTERRUPTS_AT_THE_START, "sh"))
+    assert ended.exit_status == 130, ended.output
+    assert "rank 1 is interrupted as it starts; start again" in ended.output
+
+
 def slow_to_look(tmp_path: Path) -> tuple[object, ...]:
     """Return the words of a run whose server looks at its files until there is one "stopped"."""
     (tmp_path / "data.py").write_text(
@@ -489,6 +512,20 @@ def test_a_worker_that_is_killed_while_the_server_looks_at_the_files_is_done_wit
     assert ended.exit_status == 0, ended.output
     assert "rank 2 is lost" in ended.output
     assert counts(tmp_path / "result") == TWICE
+
+
+def test_a_worker_that_is_interrupted_while_the_server_looks_at_the_files_ends_the_job(
+    tmp_path: Path,
+) -> None:
+    job = begin_training(tmp_path, 3, *slow_to_look(tmp_path))
+    try:
+        wait_until((tmp_path / "looking").exists)
+        rank_of(job, 2).terminate()
+        ended = end_of(tmp_path, job)
+    finally:
+        end_job(job)
+    assert ended.exit_status == 130, ended.output
+    assert "rank 2 is interrupted as it starts; start again" in ended.output
 
 
 def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_others_in_order(
