@@ -245,7 +245,7 @@ class _Lane:
         """Take the answer to the oldest request."""
         connection = self._connection
         assert connection is not None
-        batch = self._asked[0]
+        batch, began = self._asked[0], time.monotonic()
         for record in connection.answer(len(batch)):
             file = PeerFile(connection, record) if record.has_bytes else None
             is_right = file is not None and batch[0].take(file)
@@ -264,6 +264,8 @@ class _Lane:
                 return
             file.read(file.left_bytes)
             self._mean_bytes += (record.size - self._mean_bytes) / 16
+            if batch and self._is_slow() and time.monotonic() - began > WAIT_SECONDS:
+                raise TimeoutError("what is left of the request would take as long again")
         self._asked.popleft()
 
     def _note_wait(self, waited_seconds: float) -> None:

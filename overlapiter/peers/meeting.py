@@ -135,10 +135,15 @@ class Rendezvous:
             pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
 
     def _read(self, name: str) -> Any:
-        """Return what a file holds; None if it is not there, or was replaced at this moment."""
+        """Return what a file holds; None if it is not there, or was replaced at this moment.
+
+        None, too, if it is not whole: a file server that fails leaves such files of earlier jobs.
+        """
         try:
             with open(os.path.join(self._directory, name), encoding="utf-8") as file:
                 return json.load(file)
+        except ValueError:
+            return None
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS
                 return None

@@ -383,6 +383,24 @@ def test_a_node_that_is_much_slower_than_the_store_is_left_alone_until_it_is_fas
     assert asking.n_faults == 0
 
 
+def test_what_a_slow_node_has_been_asked_for_does_not_wait_for_all_of_it(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+) -> None:
+    def trickle(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        end.sendall(seal.message(packed_records(records_of(names))))
+        for _ in names:
+            time.sleep(0.3)  # stands for the network
+            end.sendall(DATA)
+
+    asking = ask(play(trickle), play(answer))
+    asking.peers.note_store(0.01)
+    began = time.monotonic()
+    for number in range(100):
+        asking.fetch(number, 1, 2)
+    assert asking.came(100) == dict.fromkeys(range(100), DATA)
+    assert time.monotonic() - began < BOUNDED_SECONDS
+
+
 @contextlib.contextmanager
 def bad_cable(address: Address, delay_seconds: float, most_bytes: int) -> Iterator[Address]:
     """Pass on what goes to a server and comes from it, late; cut after so many bytes."""

@@ -61,6 +61,17 @@ def test_what_a_smaller_job_has_left_there_does_no_harm(tmp_path: Path) -> None:
         assert [*ranks.map(gather, range(SIZE))] == EXPECTED
 
 
+@pytest.mark.parametrize("left", [b"", b'{"word": "a', bytes(80), b"\xff"])
+def test_what_a_file_server_that_failed_has_left_there_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: bytes
+) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)
+    (tmp_path / "meet").mkdir(0o700)
+    for file in ("all", "1"):
+        (tmp_path / "meet" / file).write_bytes(left)
+    assert gathered(lambda rank: Rendezvous(tmp_path / "meet", rank, SIZE)) == EXPECTED
+
+
 def test_ranks_meet_in_one_directory_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
