@@ -86,25 +86,30 @@ class _Report:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._place = ""
+        self._is_printed = True
 
     def begin(self, place: str) -> None:
-        """Go on to a source root, or to the directory."""
+        """Go on to a source root, or to the directory; it is printed above what is told of it."""
         self._place = place
-        if not self._arguments.json:
-            print(place)
+        self._is_printed = self._arguments.json
 
     def good(self, text: str, n: int, thing: str) -> None:
         """Tell of so many things that are right."""
-        facts = {"place": self._place, "state": "good", "n": n, "thing": thing}
-        tell(self._arguments, f"  good     {text}", **facts)
+        self._tell(f"  good     {text}", state="good", n=n, thing=thing)
 
     def wrong(self, text: str, n: int = 0, thing: str = "", *, is_repaired: bool = False) -> None:
         """Tell of something, or of a number of things."""
         number = f"{count_words(n, thing):>14}   " if thing else ""
         state = "repaired" if is_repaired else "wrong"
-        facts = {"place": self._place, "state": state, "n": n or None, "thing": thing or None}
-        tell(self._arguments, f"  {state:8} {number}{text}", **facts, what=text)
+        facts = {"state": state, "n": n or None, "thing": thing or None, "what": text}
+        self._tell(f"  {state:8} {number}{text}", **facts)
         self.is_bad |= not is_repaired
+
+    def _tell(self, line: str, **facts: object) -> None:
+        if not self._is_printed:
+            print(self._place)
+            self._is_printed = True
+        tell(self._arguments, line, place=self._place, **facts)
 
 
 def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:

@@ -140,4 +140,6 @@ def _table(seconds: dict[str, float | None]) -> str:
         # Seconds are easier to compare, hours easier to imagine; below a minute they are the same.
         long_words = duration_words(value) if value is not None and value >= 60 else ""
         rows.append((name, words, long_words, times))
-    return table(("policy", "seconds", "", "of the lower bound"), rows)
+    heads = ("policy", "seconds", "", "of the lower bound")
+    n_columns = len(heads) if bound else 3  # there is none to compare with unless it was chosen
+    return table(heads[:n_columns], [row[:n_columns] for row in rows])

@@ -76,6 +76,7 @@ def test_bad_copies_are_told_apart_and_dropped_by_a_repair(source, fast, staged,
     assert done.returncode == 1
     for line in expected:
         assert f"wrong {line}" in done.stdout
+    assert str(fast) not in done.stdout  # of which there is nothing to tell
     assert len(staged_paths(fast)) == N_FILES
     done = overlapiter("check", fast, "--repair")
     assert done.returncode == 0, done.stdout

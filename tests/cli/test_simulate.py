@@ -34,6 +34,13 @@ def test_a_policy_that_cannot_run_is_null_and_says_so() -> None:
     assert any("lbann dynamic" in line and "cannot run" in line for line in lines)
 
 
+def test_no_column_compares_with_a_lower_bound_that_was_not_chosen() -> None:
+    done = overlapiter("simulate", "--scenario", 1, "--policies", "naive,ours")
+    assert "lower bound" not in done.stdout
+    done = overlapiter("simulate", "--scenario", 1, "--policies", "naive,lower bound")
+    assert "of the lower bound" in done.stdout
+
+
 def test_more_ranks_take_their_share_of_a_larger_mini_batch_and_a_figure_is_drawn(tmp_path) -> None:
     words = ("--ranks", 8, "--ranks-per-node", 2, "--store", "1:66,8:200", "--to")
     # Matplotlib keeps its fonts open.
