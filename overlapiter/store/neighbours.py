@@ -14,6 +14,14 @@ from .tables import LEAST_KEY, insert, run_by_key
 _WANTED_MS = 10_000
 #: How often to look whether other runs use the store.
 _LOOK_AFTER_SECONDS = 1.0
+#: Source roots without a run; what of them was not staged between two times; and of one of them.
+_UNUSED = "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
+_STRAYS = f"FROM staged WHERE at NOT BETWEEN ? AND ? AND source IN ({_UNUSED})"
+_STRAYS_OF_ROOT = f"SELECT key {_STRAYS} AND source=? AND key > ? ORDER BY key LIMIT ?"
+_LAST_RUN = "SELECT MAX(ended) FROM run WHERE run.source=source.id"
+_ROOTS_OF_STRAYS = (
+    f"SELECT id FROM source WHERE id IN (SELECT source {_STRAYS}) ORDER BY ({_LAST_RUN}), id"
+)
 
 
 class Neighbours:
@@ -25,34 +33,45 @@ class Neighbours:
         self._looked_seconds = 0.0
         self._was_alone = False
         self._n_wants = 0
+        self._age_seconds = 0.0  # of the last search for strays
+        self._roots: list[int] = []  # that have some still
         self._last_stray = LEAST_KEY
 
     def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
         """Return keys of some files of source roots that no run uses, staged so long ago.
 
-        What was staged later than now, before the clock was set back, counts as staged long ago. A
-        search goes on where the last one has ended, or begins again if there is nothing after it.
+        They are of one root, at first of that whose last run ended first: so segments become empty,
+        where some files of each root would leave many nearly so. What was staged later than now,
+        before the clock was set back, counts as staged long ago. A search goes on where the last
+        one has ended, or begins again if there is nothing after it.
         """
-        unused = (
-            "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
-        )
-        if not self._access.rows(f"{unused} LIMIT 1"):
+        rows = self._access.rows
+        if not rows(f"{_UNUSED} LIMIT 1"):
             return []  # without a look at all that is staged
         now = int(time.time())
         young = int(now - older_than_seconds) + 1, now
-        # Not from the start each time: once those there have gone, it is full of files in use.
-        statement = "SELECT key FROM staged WHERE key > ? AND at NOT BETWEEN ? AND ?"
-        statement += f" AND source IN ({unused}) ORDER BY key LIMIT ?"
-        rows = self._access.rows
-        found = rows(statement, self._last_stray, *young, limit)
-        if not found and self._last_stray != LEAST_KEY:
-            found = rows(statement, LEAST_KEY, *young, limit)
-        if not found and older_than_seconds == 0:
+        if older_than_seconds != self._age_seconds:
+            self._age_seconds, self._roots, self._last_stray = older_than_seconds, [], LEAST_KEY
+        keys = self._next_strays(young, limit)
+        if not keys:
+            self._roots = [root for (root,) in rows(_ROOTS_OF_STRAYS, *young)]
+            keys = self._next_strays(young, limit)
+        if not keys and older_than_seconds == 0:
             with contextlib.suppress(OSError):  # the next search tries it again
                 self._access.write(_forget_empty)
-        keys = [key for (key,) in found]
-        self._last_stray = keys[-1] if keys else LEAST_KEY
         return keys
+
+    def _next_strays(self, young: tuple[int, int], limit: int) -> list[int]:
+        while self._roots:
+            # Not from the start each time: once those there have gone, it is full of others.
+            after = self._roots[0], self._last_stray
+            found = self._access.rows(_STRAYS_OF_ROOT, *young, *after, limit)
+            if found:
+                (self._last_stray,) = found[-1]
+                return [key for (key,) in found]
+            del self._roots[0]
+            self._last_stray = LEAST_KEY
+        return []
 
     def want(self, keys: Iterable[int]) -> None:
         """Keep other runs from evicting files for a moment; costs nothing if there are none."""

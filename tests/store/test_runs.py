@@ -9,7 +9,7 @@ import pytest
 from overlapiter.store import neighbours
 from overlapiter.store import store as store_module
 from tests.store.actors import apart, in_a_process
-from tests.store.stores import made_store, n_right, stage
+from tests.store.stores import SOURCE, made_store, n_right, segment_paths, stage
 
 
 def runs(store):
@@ -117,6 +117,28 @@ def test_a_search_for_strays_goes_on_where_the_last_one_has_ended(directory, fil
     assert [len(part) for part in parts] == [15, 15, 10, 15]
     assert len(set().union(*parts[:3])) == 40
     assert parts[3] == parts[0]
+    other.close()
+
+
+@in_a_process
+def test_strays_come_root_by_root_so_that_their_segments_become_empty(directory, files):
+    roots, contents = [], files.contents
+    for run, root in enumerate(("/lustre/c", "/lustre/a", "/lustre/b"), 1):
+        store = made_store(directory, run, root)
+        files.contents = {path.replace(SOURCE, root): data for path, data in contents.items()}
+        extents = stage(store, files, [*files.contents])
+        roots.append({extent.key for extent in extents.values()})
+        store.record_end("closed", {})
+        store.close()
+    other = made_store(directory, 4, "/lustre/others")
+    gone = []
+    while keys := other.neighbours.strays(older_than_seconds=0, limit=15):
+        other.evict(keys)
+        gone += keys
+        n_left = sum(not own.issubset(gone) for own in roots)
+        assert len(segment_paths(directory)) == n_left + 1  # and its own
+    n_files = len(files.paths)
+    assert [{*gone[at : at + n_files]} for at in range(0, 3 * n_files, n_files)] == roots
     other.close()
 
 
