@@ -12,9 +12,7 @@ and may have
 
 * ``TARGETS``, what is wanted of the runs, by the names of their points;
 * ``marks``, which makes of a result what its figure shows, see :func:`bench.harness.figures.draw`,
-  and ``AXES``, its settings, by the names that ``Axes.set`` of matplotlib has for them;
-* ``draw_all`` in place of these, which draws a result into files whose stem is given, and returns
-  their paths;
+  and ``AXES``, its settings;
 * ``faults``, which returns every reason for which a result is a failure;
 * ``NEEDS``, the modules without which nothing can be measured, if that is not Chainer alone.
 

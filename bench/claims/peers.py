@@ -282,13 +282,11 @@ def _fetch_bytes(
     n_answers: int, n_pieces: int, size_bytes: int, n_ahead: int, address: tuple, server: int
 ) -> np.ndarray:
     """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
-    with socket.create_connection(address, _PATIENCE_SECONDS) as end:
+    with socket.create_connection(address) as end:
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         end.sendall(b"g")
-        if not end.recv(1):
+        if not end.recv(n_pieces * size_bytes, socket.MSG_WAITALL):  # it is ready, or dead
             raise ConnectionError("the server has died")
-        end.settimeout(None)  # it is ready
-        end.recv(n_pieces * size_bytes - 1, socket.MSG_WAITALL)
         start = _clocks(server)
         end.sendall(b"g" * n_ahead)
         for number in range(n_answers):

@@ -50,27 +50,23 @@ def measure(options: Options, scratch: Path) -> dict:
     # With more workers also more mini-batches, so that a run takes as long.
     more = [(n_workers, options.batches * n_workers // 2) for n_workers in options.workers]
     most, longest = max([(2, options.batches), *more])
-    points: list[dict] = [
-        {"loader": name, "n_readers": 2,
-         "n_batches": longest if name == "ceiling" else options.batches}
-        for name in _OURS
-    ]  # fmt: skip
-    points += [
-        {"loader": name, "n_readers": n_workers, "name": f"{name}, {n_workers} workers",
-         "n_batches": n_batches}
-        for n_workers, n_batches in more for name in _OF_MANY
-    ]  # fmt: skip
-    lines, absent = [("torch", n_readers) for n_readers in options.readers], _ABSENT
+    rivals, absent = [("torch", n_readers) for n_readers in options.readers], _ABSENT
     if options.mount == "fuse":
         missing = sorted({name for name, _ in _RIVALS if not is_installed(PACKAGES[name])})
-        lines += [line for line in _RIVALS if line[0] not in missing]
+        rivals += [line for line in _RIVALS if line[0] not in missing]
         absent = f"{', '.join(missing)} left out: not installed." if missing else ""
-    points += [
-        {"loader": loader, "n_readers": n_readers, "name": f"{loader}, {n_readers} workers",
-         "n_batches": options.slow_batches if n_readers <= 2
-         else options.batches if n_readers <= most else longest}
-        for loader, n_readers in lines
-    ]  # fmt: skip
+    lines = [(name, n_workers, n_batches) for n_workers, n_batches in more for name in _OF_MANY]
+    for name, n_workers in rivals:
+        slow = options.slow_batches if n_workers <= 2 else options.batches
+        lines.append((name, n_workers, longest if n_workers > most else slow))
+    lengths = {"ceiling": longest}
+    points = [
+        {"loader": name, "n_readers": 2, "n_batches": lengths.get(name, options.batches)}
+        for name in _OURS
+    ] + [
+        {"loader": name, "n_readers": n, "n_batches": n_batches, "name": f"{name}, {n} workers"}
+        for name, n, n_batches in lines
+    ]
     result = run_points(options, scratch, points, longest * options.batch_size)
     imported, own = [{"name": "import"}], [{"loader": "torch-unlocked"}, {"loader": _TRAINER}]
     isolated.call_in_turns(imported, options.repeats, take)

@@ -12,18 +12,13 @@ by an earlier one. Fewer are built where a rate is low or steady: the table says
 from __future__ import annotations
 
 import os
-import textwrap
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from textwrap import fill
 
-import numpy as np
-from matplotlib.axes import Axes
-
-from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, drawn, errors, line
 from bench.harness.machine import is_installed
 from bench.harness.options import OptionsError, option, require
-from bench.harness.tables import median_of, spread_of
+from bench.harness.tables import median_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS, package_of
@@ -97,96 +92,35 @@ def measure(options: Options, scratch: Path) -> dict:
     return run_points(options, scratch, points, n_examples, reads_in_flight=n_reads)
 
 
-# --- figures ------------------------------------------------------------------------------------
-
-_COLOURS = {
-    "overlap": BLUE, "overlap-staged": SKY, "fast": GREEN, "slow": RED, "copy": ORANGE,
-    "overlap-torch": BLUE, "overlap-torch-staged": SKY, "torch-local": GREEN, "torch": RED,
-}  # fmt: skip
-_PROCESSES = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}
+_VARIED = {"n_prefetchers": "prefetchers", "n_readers": "file readers"}
 _RATE = "images_per_second"
-_RATE_WORDS = "images per second (median, minimum and maximum)"
 
 
-def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw every figure for which ``result`` has data.
-
-    Of a sweep the four parts of a file reader's time over the ``-prefetchers`` and the
-    ``-readers``, and the rates of the ``-loaders`` over the readers; else of these a bar for each.
-    """
-    points, options = result["points"], result["options"]
-    figures = {"loaders": _draw_bars}
-    if options["sweep"]:
-        of_prefetchers = partial(_draw_parts, varies="n_prefetchers", fixed="n_readers")
-        of_readers = partial(_draw_parts, varies="n_readers", fixed="n_prefetchers")
-        figures = {"prefetchers": of_prefetchers, "readers": of_readers, "loaders": _draw_lines}
-    cache = "warm" if "source" in options else "cold"  # a place of the user's is not published
-    lines = [
-        f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
-        f"median of {options['repeats']} runs; page cache of the source {cache} before each run",
-    ]
-    paths = {stem.with_name(f"{stem.name}-{name}.png"): draw for name, draw in figures.items()}
-    for path, draw in paths.items():
-        with drawn(path, result, *lines, space_inches=0.5) as axes:
-            draw(points, axes)
-    return [*paths]
-
-
-def _draw_parts(points: list[dict], axes: Axes, varies: str, fixed: str) -> None:
-    """Draw stacked bars: the mean seconds per file reader, over a number of processes."""
-    points = _of(points, "overlap", **{fixed: _SWEEP[fixed]})
-    counts, bottom = [str(point[varies]) for point in points], np.zeros(len(points))
-    for (name, label), colour in zip(PARTS.items(), (GREY, SKY, BLUE, ORANGE), strict=True):
-        heights = np.array([median_of(point, "parts", name) for point in points])
-        bars = axes.bar(counts, heights, 0.62, bottom, label=label, color=colour)
-        bottom += heights
-    axes.bar_label(bars, [f"{total:.1f}" for total in bottom], padding=3)
-    axes.grid(visible=False, axis="x")
-    # Room for the number above the highest bar.
-    axes.set(xlabel=_PROCESSES[varies], ylim=(0, 1.08 * float(bottom.max())))
-    axes.set_ylabel("mean seconds per file reader process")
-    title = f"{points[0]['n_batches']} mini-batches with {_SWEEP[fixed]} {_PROCESSES[fixed]}"
-    axes.set_title(title, loc="left")
-    axes.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _draw_lines(points: list[dict], axes: Axes) -> None:
-    """Draw images per second over file readers: ours, and the two extremes of the stock one."""
-    for loader in ("overlap", "fast", "slow"):
-        fixed = {"n_prefetchers": _SWEEP["n_prefetchers"]} if loader == "overlap" else {}
-        group = _of(points, loader, **fixed)
-        counts, rates = [p["n_readers"] for p in group], [spread_of(p, _RATE) for p in group]
-        style = {"color": _COLOURS[loader], "label": _words_of({"loader": loader})}
-        line(axes, counts, rates, fmt="o-", **style)
-    for point in _of(points, "floor"):  # it has as many processes as there are cores
-        axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=_words_of(point))
-    axes.set(xlabel=_PROCESSES["n_readers"], ylim=(0, None))
-    axes.set_ylabel(_RATE_WORDS.replace(" (", "\n("))
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
-
-
-def _of(points: list[dict], loader: str, **fixed: int) -> list[dict]:
-    found = [p for p in points if p["loader"] == loader and fixed.items() <= p.items()]
-    return sorted(found, key=itemgetter("n_prefetchers", "n_readers"))
-
-
-def _words_of(point: dict) -> str:
-    return textwrap.fill(report.meaning_of(point), 38)
-
-
-def _draw_bars(points: list[dict], axes: Axes) -> None:
-    """Draw images per second of every loader, where all have the same number of file readers."""
-    points = sorted(points, key=lambda point: median_of(point, _RATE))
-    middle, spread = errors([spread_of(point, _RATE) for point in points])
-    colours = [_COLOURS.get(point["loader"], GREY) for point in points]
-    bars = axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)
-    axes.bar_label(bars, [f"{rate:,.0f}" for rate in middle], padding=4)
-    axes.set_yticks(range(len(points)), [*map(_words_of, points)], fontsize=8)
-    axes.grid(visible=False, axis="y")
-    # Room for the number behind the longest bar, whose maximum may be far above its median.
-    axes.set(xlim=(0, 1.15 * float((middle + spread[1]).max())), xlabel=_RATE_WORDS)
+def marks(result: dict) -> list[tuple]:
+    """Return the rates of the loaders; of a sweep by readers, and where the time of ours went."""
+    if not result["options"]["sweep"]:
+        return [
+            ("Images per second", "median, minimum and maximum", fill(report.meaning_of(point), 44),
+             [run[_RATE] for run in point["runs"]])
+            for point in sorted(result["points"], key=lambda point: median_of(point, _RATE))
+        ]  # fmt: skip
+    points, found = sorted(result["points"], key=itemgetter(*_VARIED)), []
+    for varied, fixed in (_VARIED, reversed(_VARIED)):
+        title = f"Seconds of a reader by {_VARIED[varied]}; {_SWEEP[fixed]} {_VARIED[fixed]}"
+        found += [
+            (title, words, str(point[varied]), [run["parts"][name] for run in point["runs"]])
+            for point in points
+            if point["loader"] == "overlap" and point[fixed] == _SWEEP[fixed]
+            for name, words in PARTS.items()
+        ]
+    return found + [
+        ("Images per second by file readers", fill(report.meaning_of(point), 44),
+         point["n_readers"], [run[_RATE] for run in point["runs"]])
+        for point in points if point["n_prefetchers"] in (0, _SWEEP["n_prefetchers"])
+    ]  # fmt: skip
 
 
 NEEDS = ()  # what the loaders need
 TABLES = {"loaders": report.rate_rows, **report.TABLES}
+AXES = {"stacked": True}
 faults = report.faults

@@ -177,10 +177,8 @@ def _draw(request: tuple[Sequence[Path], bool]) -> dict:
         results = [{**results[0], "points": points}]
     for path, result in zip(paths, results, strict=False):
         claim = claim_of(result["benchmark"])
-        if hasattr(claim, "draw_all"):
-            written += claim.draw_all(result, path.with_suffix(""))
-        elif hasattr(claim, "marks"):
+        if hasattr(claim, "marks"):
             from bench.harness import figures
 
-            written += figures.draw(claim, result, path.with_suffix(""))
+            written += figures.draw(claim, result, path.with_suffix(".png"))
     return {"written": [str(path) for path in written]}

@@ -6,9 +6,8 @@ import matplotlib
 
 matplotlib.use("Agg")  # draws into files, with or without a display
 
-import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,8 +20,7 @@ from bench.harness.machine import machine_words
 from bench.harness.tables import spread
 
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
-BLACK, GREY, DARK = "#000000", "#999999", "#555555"
-SKY, BLUE, GREEN, ORANGE, RED = "#56B4E9", "#0072B2", "#009E73", "#E69F00", "#D55E00"
+_COLOURS = ["#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#000000"]
 _STYLE = {
     "figure.dpi": 150,
     "font.size": 10,
@@ -30,7 +28,7 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "axes.prop_cycle": plt.cycler(color=[BLUE, SKY, ORANGE, RED, GREEN, BLACK], ls=["-", "--"] * 3),
+    "axes.prop_cycle": plt.cycler(color=_COLOURS, ls=["-", "--"] * 3),
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
     "legend.frameon": False,
@@ -41,81 +39,81 @@ plt.rcParams.update(_STYLE)
 Series = dict[str, dict[Any, dict]]
 
 
-def errors(spreads: Sequence[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return the medians of spreads, and the distances of minimum and maximum from them."""
-    low, middle, high = (np.array([s[key] for s in spreads]) for key in ("min", "median", "max"))
-    return middle, [middle - low, high - middle]
-
-
-def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:
-    """Draw the medians of spreads as a line, with minimum and maximum."""
-    middle, bars = errors(spreads)
-    axes.errorbar(places, middle, bars, capsize=3, **style)
-
-
-def draw(claim: ModuleType, result: dict, stem: Path) -> list[Path]:
+def draw(claim: ModuleType, result: dict, path: Path) -> list[Path]:
     """Draw the ``marks`` of a claim, if there are some, with one legend below; return the file.
 
     A mark is the title of a panel, the label of a series, a place, and the values there of all
-    runs. Their medians, minima and maxima are lines where places are numbers, else bars.
+    runs. Their medians, minima and maxima are lines where places are numbers, else bars. All axes
+    get the ``AXES`` of the claim, by the names that ``Axes.set`` has for them, but for ``sharey``,
+    one scale for all, and ``stacked``, bars on top of each other. Below stands what was measured
+    where.
     """
     panels: dict[str, Series] = {}
     for title, label, place, values in claim.marks(result):
         panels.setdefault(title, {}).setdefault(label, {})[place] = spread(values)
     if not panels:
         return []
+    settings = {"sharey": False, "stacked": False, **getattr(claim, "AXES", {})}
+    shape = {"sharey": settings.pop("sharey"), "figsize": (max(4.7 * len(panels), 7.0), 4.3)}
+    is_stacked = settings.pop("stacked")
+    figure, grid = plt.subplots(1, len(panels), **shape)
+    handles: dict[str, Any] = {}
+    for axes, (title, series) in zip(np.atleast_1d(grid), panels.items(), strict=True):
+        if isinstance(next(itertools.chain(*series.values())), str):
+            _bars(axes, series, is_stacked=is_stacked)
+        else:
+            _lines(axes, series)
+        axes.set_title(title, loc="left")
+        axes.set(**settings)
+        shown, labels = axes.get_legend_handles_labels()
+        handles |= zip(labels, shown, strict=True)
+    height, n_lines = figure.get_figheight(), 1 + max(label.count("\n") for label in handles)
+    where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.6 / height)}
+    figure.legend(handles.values(), handles, ncols=2, fontsize=9, **where)
+    legend_inches = 0.18 * -(-len(handles) // 2) * n_lines
+    figure.tight_layout(rect=(0, (0.6 + legend_inches) / height, 1, 1))
     n_runs = result["options"]["repeats"]
     repeats = f"medians of {n_runs} runs" if n_runs > 1 else ""
-    said = filter(None, [result.get("store"), result.get("data"), repeats])
-    path, labels = stem.with_suffix(".png"), {label for each in panels.values() for label in each}
-    n_rows = -(-len(labels) // 2) * (1 + max(label.count("\n") for label in labels))
-    shape = {"n_axes": len(panels), "space_inches": 0.6 + 0.18 * n_rows}
-    lines, settings = ("; ".join(said), result["command"]), getattr(claim, "AXES", {})
-    with drawn(path, result, *lines, **shape, **settings) as grid:
-        for axes, (title, series) in zip(np.atleast_1d(grid), panels.items(), strict=True):
-            (_bars if isinstance(place, str) else _lines)(axes, series)
-            axes.set_title(title, loc="left")
-        figure = axes.figure
-        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.6 / figure.get_figheight())}
-        figure.legend(*axes.get_legend_handles_labels(), ncols=2, fontsize=9, **where)
+    said = "; ".join(filter(None, [result.get("store"), result.get("data"), repeats]))
+    text = "\n".join([said, result["command"], machine_words(result)])
+    figure.text(0.01, 0.08 / height, text, fontsize=7, color="#555555")
+    figure.savefig(path)
+    plt.close(figure)
     return [path]
+
+
+def _errors(spreads: Iterable[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the medians of spreads, and the distances of minimum and maximum from them."""
+    low, middle, high = np.transpose([[s["min"], s["median"], s["max"]] for s in spreads])
+    return middle, [middle - low, high - middle]
 
 
 def _lines(axes: Axes, series: Series) -> None:
     if all(isinstance(place, int) for spreads in series.values() for place in spreads):
         axes.xaxis.get_major_locator().set_params(integer=True)
     for label, spreads in series.items():
-        style = {"marker": "o", "markersize": 4, "label": label}
-        line(axes, [*spreads], [*spreads.values()], **style)
+        style = {"marker": "o", "markersize": 4, "label": label, "capsize": 3}
+        axes.errorbar([*spreads], *_errors(spreads.values()), **style)
 
 
-def _bars(axes: Axes, series: Series) -> None:
-    groups, width = [*dict.fromkeys(itertools.chain(*series.values()))], 0.8 / len(series)
+def _bars(axes: Axes, series: Series, *, is_stacked: bool) -> None:
+    if len(series) == 1:  # they lie, so there is room for their names
+        ((label, spreads),) = series.items()
+        middle, bars = _errors(spreads.values())
+        lying = axes.barh([*spreads], middle, 0.62, xerr=bars, capsize=3, label=label)
+        axes.bar_label(lying, fmt="{:,.0f}", padding=4)
+        axes.grid(visible=False, axis="y")
+        return
+    groups = [*dict.fromkeys(itertools.chain(*series.values()))]
+    n_beside = 1 if is_stacked else len(series)
+    width, tops = 0.8 / n_beside, dict.fromkeys(groups, 0.0)
     for number, (label, spreads) in enumerate(series.items()):
-        middle, bars = errors([*spreads.values()])
-        first = (number - (len(series) - 1) / 2) * width
+        middle, bars = _errors(spreads.values())
+        first = (number % n_beside - (n_beside - 1) / 2) * width
         places = [groups.index(group) + first for group in spreads]
-        axes.bar(places, middle, width, yerr=bars, capsize=3, label=label)
+        bottom = [tops[group] for group in spreads]
+        if is_stacked:
+            tops.update(zip(spreads, middle + bottom, strict=True))
+        axes.bar(places, middle, width, bottom, yerr=bars, capsize=3, label=label)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(visible=False, axis="x")
-
-
-@contextlib.contextmanager
-def drawn(
-    path: Path, result: dict, *lines: str, n_axes=1, sharey=False, space_inches=0.4, **settings: Any
-) -> Iterator[Any]:
-    """Give a block the axes to draw on, an array of them if several, and then write the figure.
-
-    Then all axes get the settings, by the names that ``Axes.set`` has for them. Below stand the
-    lines, and what was measured where.
-    """
-    width, height = max(4.7 * n_axes, 7.0), 4.3
-    figure, axes = plt.subplots(1, n_axes, sharey=sharey, figsize=(width, height))
-    yield axes
-    for each in np.atleast_1d(axes):
-        each.set(**settings)
-    figure.tight_layout(rect=(0, space_inches / height, 1, 1))
-    text = "\n".join([*lines, machine_words(result)])
-    figure.text(0.01, 0.08 / height, text, fontsize=7, color=DARK)
-    figure.savefig(path)
-    plt.close(figure)

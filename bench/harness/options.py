@@ -100,10 +100,8 @@ def quick_of(options: type[CommonOptions]) -> dict[str, Any]:
 
 def parser_of(options: type[CommonOptions], program: str, text: str) -> argparse.ArgumentParser:
     """Return what reads a command line, with an argument for each field."""
-    form, more = (
-        argparse.RawDescriptionHelpFormatter,
-        "bench/results/README.md says what it measures",
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    more = "bench/results/README.md says what it measures"
     parser = argparse.ArgumentParser(program, None, text, more, formatter_class=form)
     types, usual = get_type_hints(options), vars(options())
     for field in dataclasses.fields(options):

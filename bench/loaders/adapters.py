@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,8 +62,8 @@ def open_overlap(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loade
         seconds = (getattr(found, f"{name}_seconds") / found.n_readers for name in names)
         return dict(zip(PARTS, seconds, strict=True))
 
-    numbers = partial(_numbers, iterator)
-    return _of_chainer(iterator, parts, overlapiter.concat_examples, statistics=numbers)
+    told = {"statistics": lambda: iterator.stats().as_dict()}
+    return _of_chainer(iterator, parts, overlapiter.concat_examples, **told)
 
 
 def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
@@ -109,12 +108,6 @@ def _staging(spec: RunSpec, **others: object) -> Any:
     import overlapiter
 
     return overlapiter.Staging(spec.staging, source=spec.root, **picked(spec, _CHOSEN), **others)
-
-
-def _numbers(observed: Any) -> dict[str, float]:
-    """Return the numbers of the snapshot of one of our loaders."""
-    found = dataclasses.asdict(observed.stats())
-    return {name: value for name, value in found.items() if isinstance(value, (int, float))}
 
 
 def open_synthetic(spec: RunSpec, dataset: Any, part: Part) -> Loader:
@@ -172,7 +165,7 @@ def open_overlap_torch(spec: RunSpec, dataset: Any, _part: None = None) -> Loade
 
     options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
     loader = overlapiter.torch.DataLoader(dataset, staging=_staging(spec), **options)
-    return _collated(loader, loader.close, statistics=partial(_numbers, loader))
+    return _collated(loader, loader.close, statistics=lambda: loader.stats().as_dict())
 
 
 def _collated(batches: Iterable, end: Callable = lambda: None, **told: Callable) -> Loader:

@@ -26,13 +26,9 @@ _INSTALL = (
 )
 
 
-class MountUnavailableError(NotPossibleError):
-    """A FUSE file system cannot be built or mounted here. The message says what to do."""
-
-
-def _unavailable(what: str, to_do: str = _INSTALL) -> MountUnavailableError:
+def _unavailable(what: str, to_do: str = _INSTALL) -> NotPossibleError:
     words = f"{what}; {to_do}, or measure with the emulated store, --mount emulated"
-    return MountUnavailableError(words)
+    return NotPossibleError(words)
 
 
 class SlowMount(contextlib.AbstractContextManager):
@@ -62,7 +58,7 @@ class SlowMount(contextlib.AbstractContextManager):
         return {**vars(self), "_server": None}  # for other processes, which do not end it
 
     def __enter__(self) -> SlowMount:
-        """Mount; blocks until it is there, or raises a MountUnavailableError."""
+        """Mount; blocks until it is there, or raises a NotPossibleError that says what to do."""
         command, pipe = [build(), *self._arguments], subprocess.PIPE
         self._server = subprocess.Popen(command, stdout=pipe, text=True, start_new_session=True)
         if self._server.stdout.readline() != "mounted\n":

@@ -7,7 +7,8 @@ import tempfile
 
 import pytest
 
-from bench.slow.mount import MountUnavailableError, SlowMount
+from bench.harness.options import NotPossibleError
+from bench.slow.mount import SlowMount
 
 
 @functools.cache
@@ -17,7 +18,7 @@ def why_no_fuse() -> str:
         try:
             with SlowMount(folder, folder):
                 return ""
-        except MountUnavailableError as error:
+        except NotPossibleError as error:
             return str(error)
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from bench.harness.isolated import CHECKOUT
+from bench.harness.options import NotPossibleError
 from bench.slow import mount as slowmount
-from bench.slow.mount import MountUnavailableError, SlowMount
+from bench.slow.mount import SlowMount
 from tests.bench.mounts import needs_fuse
 
 OPEN_SECONDS = 0.1
@@ -144,11 +145,11 @@ def test_what_is_missing_for_building_is_named_with_what_to_install(monkeypatch)
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/fuse" or exists(path))
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(MountUnavailableError, match=r"pkg-config.*apt install.*emulated"):
+    with pytest.raises(NotPossibleError, match=r"pkg-config.*apt install.*emulated"):
         slowmount.build()
 
 
 def test_without_fuse_in_the_kernel_the_emulation_is_named(monkeypatch):
     monkeypatch.setattr(os.path, "exists", lambda _path: False)
-    with pytest.raises(MountUnavailableError, match=r"no /dev/fuse .*--mount emulated"):
+    with pytest.raises(NotPossibleError, match=r"no /dev/fuse .*--mount emulated"):
         slowmount.build()
