@@ -5,7 +5,7 @@
     python3 dev.py lint                   run ruff and mypy
     python3 dev.py setup                  only set up
 
-They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else 3.13 or 3.12,
+They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else one from 3.12 on,
 where the benchmark compares PyTorch's loaders. Two options, right behind the command, choose
 another environment:
 
@@ -31,7 +31,12 @@ CACHE = ROOT / ".cache"
 
 THIS = sys.version_info[:2]
 # The best one first; Chainer runs under two of them, of which this one is as good as the other.
-VERSIONS = [*sorted([(3, 11), (3, 10)], key=lambda version: version != THIS), (3, 13), (3, 12)]
+VERSIONS = [
+    *sorted([(3, 11), (3, 10)], key=lambda version: version != THIS),
+    (3, 13),
+    (3, 12),
+    (3, 14),
+]
 PIP = "pip>=25.3,<27"  # 25.3 brings --build-constraint
 BUILD_CONSTRAINTS = "requirements/build.txt"  # those of Chainer
 TORCH = "torch==2.13.0+cpu"  # without CUDA, which is gigabytes
@@ -85,7 +90,7 @@ def find_python(versions):
             "apt install python{}-venv) and run the same command again".format(version)
         )
     raise SetupError(
-        "needs Python 3.10 to 3.13 with venv, at best 3.11, but this is Python {} and PATH has no "
+        "needs Python 3.10 to 3.14 with venv, at best 3.11, but this is Python {} and PATH has no "
         "other; install one, or run /path/to/python3.11 dev.py".format(version)
     )
 

@@ -250,7 +250,7 @@ class InMemory:
 
 
 # Some uses leave the closing to the garbage collector, of which the real file warns.
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning", "ignore:codecs.open")
 @pytest.mark.parametrize(("name", "use"), USES.values(), ids=USES)
 def test_a_library_reads_the_same_from_a_staged_file(samples, tmp_path, monkeypatch, name, use):
     (tmp_path / "real").mkdir()

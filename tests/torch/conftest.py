@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, set_start_method
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ Make = Callable[..., Any]
 
 @pytest.fixture(scope="session", autouse=True)
 def _forkserver_with_torch() -> None:
-    """Start the forkserver with PyTorch in it: else each supervisor imports that anew."""
+    """Start the forkserver with PyTorch in it: else each supervisor imports that anew.
+
+    PyTorch's own workers are forks, which from Python 3.14 on is not the default.
+    """
+    set_start_method("fork", force=True)
     forkserver._forkserver._stop()  # what other tests started
     loader = DataLoader(data.TensorDataset(torch.zeros(1)), num_workers=1)
     list(loader)
