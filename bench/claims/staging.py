@@ -27,9 +27,10 @@ from bench.loaders.report import staging_us, verified
 from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
 from bench.loaders.spec import RunSpec
 
-STATES = ("dirty", "written")  # of files that are evicted by driving the store
+#: Of files that are evicted by driving the store, and how many at once: by the pipeline up to 32.
+STATES = {"dirty": 8, "written": 8, "written, 32 at once": 32}
 _SIZES = [110_000, 10**6, 10**7]
-_PART_FILES, _FILE_BYTES = 8, 20_800
+_FILE_BYTES = 20_800
 _WINDOW_SECONDS = 0.5
 
 
@@ -143,11 +144,12 @@ def drive(request: dict) -> dict:
     store = store_in(tempfile.mkdtemp(prefix="evicted-", dir=request["local"]))
     data, n_files = os.urandom(_FILE_BYTES), request["n_files"]
     names = [f"{number}.jpg" for number in range(n_files)]
-    parts = [names[first : first + _PART_FILES] for first in range(0, n_files, _PART_FILES)]
+    n_at_once = STATES[request["name"]]
+    parts = [names[first : first + n_at_once] for first in range(0, n_files, n_at_once)]
     began = time.process_time()
     keys = [stage_bytes(store, part, data) for part in parts]
     stage_us = (time.process_time() - began) / n_files * 1e6
-    if request["name"] == "written":
+    if request["name"] != "dirty":
         os.sync()
     began = time.process_time()
     for part in keys:
@@ -186,7 +188,7 @@ def rate(run: dict[str, float]) -> float:
 TARGETS: tuple[Wanted, ...] = (
     ("evicting, in the pipeline", "µs", 20, ("whole", "part"), evicting_us),
     *((f"evicting, store, {each}", "µs", 20, (each,), itemgetter("evict_us")) for each in STATES),
-    ("claiming, writing and publishing, dirty", "µs", None, STATES[:1], itemgetter("stage_us")),
+    ("claiming, writing and publishing, dirty", "µs", None, ("dirty",), itemgetter("stage_us")),
     *((f"bytes for CPU, {mb:g} MB, of cp", "", 0.9, (f"stage, {mb:g} MB", f"cp, {mb:g} MB"),
        lambda staged, copied: rate(staged) / rate(copied)) for mb in (s / 1e6 for s in _SIZES)),
 )  # fmt: skip
