@@ -62,7 +62,10 @@ class PeerFile:
     Attributes:
         checksum: As the peer has it.
         is_fresh: Whether the job has compared it with its source.
+        has_failed: Whether bytes did not come.
     """
+
+    has_failed = False
 
     def __init__(self, connection: Connection, record: Record) -> None:
         self._connection = connection
@@ -78,7 +81,11 @@ class PeerFile:
     def read(self, size_bytes: int) -> bytes:
         """Return up to ``size_bytes`` more; none at the end. Raises OSError if they do not come."""
         n_bytes = min(size_bytes, self.left_bytes)
-        data = self._connection.read(n_bytes) if n_bytes else b""
+        try:
+            data = self._connection.read(n_bytes) if n_bytes else b""
+        except OSError:
+            self.has_failed = True
+            raise
         self.left_bytes -= len(data)
         return data
 
@@ -249,6 +256,8 @@ class _Lane:
         for record in connection.answer(len(batch)):
             file = PeerFile(connection, record) if record.has_bytes else None
             is_right = file is not None and batch[0].take(file)
+            if file is not None and file.has_failed:
+                raise ConnectionError("the rest of a file has not come")
             want = batch.popleft()
             self._has_failed = False
             self._note_wait(time.monotonic() - want.begun)

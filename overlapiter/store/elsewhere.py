@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from overlapiter.origins.origin import OriginalFile
 
-#: Of a name that another node is asked for.
-_MOST_NAME_BYTES = 60_000
+#: Of a name that another node is asked for: a request has room for as many as it may have.
+_MOST_NAME_BYTES = 4095
 
 
 class Holders(NamedTuple):

@@ -401,6 +401,33 @@ def test_what_a_slow_node_has_been_asked_for_does_not_wait_for_all_of_it(
     assert time.monotonic() - began < BOUNDED_SECONDS
 
 
+def test_a_node_that_does_not_send_all_of_a_large_file_is_left_alone(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+) -> None:
+    def cut_large(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        end.sendall(seal.message(packed_records([Record(FRESH, 4 << 20, MTIME, 0)] * len(names))))
+        end.sendall(bytes(1 << 20))
+        end.shutdown(socket.SHUT_RDWR)
+
+    def take(source: FetchedFile | None) -> bool:
+        """Copy a large file in pieces, as the store does, which tells no error of a node."""
+        if source is None:
+            left.put(None)
+            return True
+        with contextlib.suppress(OSError):
+            while source.read(256 << 10):
+                pass
+        return False
+
+    left: queue.SimpleQueue[None] = queue.SimpleQueue()
+    asking = ask(play(cut_large))
+    for number in range(8):
+        asking.peers.fetch(name(number), Holders((1,)), take)
+    for _ in range(8):
+        left.get(timeout=60)
+    assert asking.n_faults <= 4  # it is tried again after each pause; each file would be one
+
+
 @contextlib.contextmanager
 def bad_cable(address: Address, delay_seconds: float, most_bytes: int) -> Iterator[Address]:
     """Pass on what goes to a server and comes from it, late; cut after so many bytes."""

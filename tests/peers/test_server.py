@@ -20,6 +20,7 @@ from overlapiter.peers.protocol import (
     CODE_BYTES,
     FRESH,
     LENGTH,
+    MOST_NAMES,
     NONCE_BYTES,
     Seal,
     packed_names,
@@ -27,6 +28,7 @@ from overlapiter.peers.protocol import (
     unpacked_names,
 )
 from overlapiter.peers.server import MOST_STRANGERS, Server
+from overlapiter.store.elsewhere import name_of
 from overlapiter.store.extents import WHOLE, checksum_of
 from tests.chainer.scripts import wait_until
 from tests.peers.serving import FILE_BYTES, SECRET, content, key, name, served
@@ -149,6 +151,13 @@ def test_only_staged_files_of_the_own_source_are_there(
     with connected(server[0]) as connection:
         connection.ask([path])
         assert [record.state for record in connection.answer(1)] == [ABSENT]
+
+
+def test_a_request_has_room_for_the_longest_names(server: tuple[Address, int]) -> None:
+    longest = next(n for n in range(1 << 17, 0, -1) if name_of("/s/" + "a" * n, "/s"))
+    with connected(server[0]) as connection:
+        connection.ask([b"a" * longest] * MOST_NAMES)
+        assert [record.state for record in connection.answer(MOST_NAMES)] == [ABSENT] * MOST_NAMES
 
 
 def test_half_open_connections_and_slow_readers_keep_nobody_out(
