@@ -63,7 +63,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
      "--iterations 200 --batch-size 4 --repeats 5", 13,
      "the same where ranks have cores of their own; left out where there are fewer"),
     ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
-    ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
+    ("pytorch-fuse", "pytorch", f"--mount fuse {_OWN}", 10, "the same, FUSE mount"),
     ("pytorch-16-cores", "pytorch", "--cores 16 --workers 8,14 --readers 2,8,14,64 "
      "--mb-per-s 1000 --batches 120 --slow-batches 30", 6,
      "more workers; left out where there are fewer cores"),
