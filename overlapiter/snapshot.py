@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ def exchange(
 
     Raises:
         KeyError: The snapshot lacks a key.
-        OptionError: Its order, or that it has none, does not fit the dataset, or the sampler.
+        OptionError: Its order does not fit the dataset, or the sampler.
     """
     new_state = IterationState(
         int(_exchange(serializer, "current_position", state.current_position)),
@@ -44,21 +43,17 @@ def exchange(
         bool(_exchange(serializer, "is_new_epoch", state.is_new_epoch)),
         state.order,
     )
-    found = None
-    if new_state[:3] != state[:3]:  # it is loaded
-        found = _order_in(serializer)
-        if new_state.current_position:
-            _check_kind(found, has_order=state.order is not None)
     if isinstance(sampler, ScatteredOrder) and state.order is not None:
-        new_state = _exchange_scattered(serializer, sampler, state, new_state, found, dataset_size)
+        new_state = _exchange_scattered(serializer, sampler, state, new_state, dataset_size)
     elif state.order is not None:
-        order = _exchange_order(serializer, state.order) if found is None else found
-        if len(order) != len(state.order):
+        try:
+            order = _exchange_order(serializer, state.order)
+        except ValueError as error:  # it cannot be copied over the current one
             raise OptionError(
                 "order",
-                f"the snapshot has {len(order)} examples in an epoch, here it has "
-                f"{len(state.order)}; resume with the dataset and the order_sampler of then",
-            )
+                f"that of the snapshot does not have the {len(state.order)} examples that an epoch "
+                f"has here ({error}); resume with the dataset and the order_sampler of then",
+            ) from error
         new_state = new_state._replace(order=checked_order(order, dataset_size))
     position, size = new_state.current_position, epoch_size(new_state, dataset_size)
     if not 0 <= position <= size:
@@ -89,42 +84,16 @@ def _exchange_order(serializer: Any, order: Any) -> Any:
         return np.asarray(_exchange(serializer, "_order", kept))  # of MultithreadIterator
 
 
-def _order_in(serializer: Any) -> Any:
-    """Return the order that a snapshot has, None if it has none; loading need not be strict."""
-    for key in ("order", "_order"):
-        with contextlib.suppress(KeyError):
-            found = serializer(key, None)
-            if found is not None:
-                return np.asarray(found)
-    return None
-
-
-def _check_kind(found: Any, *, has_order: bool) -> None:
-    """Check that the order of a snapshot from amid an epoch is one if the iterator has one.
-
-    Chainer's iterators go on with other examples then, without a word.
-    """
-    if has_order and found is None:
-        was, give = "in ascending order", "shuffle=False"
-    elif not has_order and found is not None and not np.array_equal(found, np.arange(len(found))):
-        was, give = "in another order", "shuffle=True, or the order_sampler of then"
-    else:
-        return
-    raise OptionError("shuffle", f"the snapshot was taken amid an epoch {was}; resume with {give}")
-
-
 def _exchange_scattered(
     serializer: Any,
     sampler: ScatteredOrder,
     state: IterationState,
     loaded: IterationState,
-    found: Any,
     dataset_size: int,
 ) -> IterationState:
     """Save or load an order that all ranks share, of which each resumes its own part.
 
-    ``loaded`` is ``state`` with the position and the epoch that the serializer has returned,
-    ``found`` the order of a snapshot that is loaded.
+    ``loaded`` is ``state`` with the position and the epoch that the serializer has returned.
     """
     own = sampler.state_of(state.epoch, state.current_position, state.order, dataset_size)
     try:
@@ -140,7 +109,10 @@ def _exchange_scattered(
             return loaded
         position, order = sampler.resume(saved, dataset_size)
         return loaded._replace(current_position=position, order=order)
-    order = _exchange_order(serializer, state.order) if found is None else found
+    try:
+        order = _exchange_order(serializer, state.order)
+    except ValueError:  # the snapshot is of another number of ranks
+        order = np.asarray(serializer("order", None))
     loaded = loaded._replace(order=checked_order(order, dataset_size))
     if not is_same(loaded, state):
         sampler.check_order(loaded.epoch, order, dataset_size)

@@ -13,7 +13,6 @@ from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialI
 
 from overlapiter import OverlapIterator
 from overlapiter.errors import OptionError
-from overlapiter.scatter import ScatteredOrder
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
 from tests.chainer.snapshots import load, progress_of, saved
@@ -162,41 +161,8 @@ def test_a_snapshot_from_amid_an_epoch_of_another_length_says_what_to_do(
 ) -> None:
     iterator = make_ours(Pixels(12), 3)
     next(iterator)
-    with pytest.raises(OptionError, match=f"12 examples in an epoch, here it has {n}; resume with"):
+    with pytest.raises(OptionError, match=f"not have the {n} examples .* here .*; resume with"):
         load(make_ours(Pixels(n), 3), saved(iterator))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_snapshot_from_amid_an_epoch_of_another_kind_of_order_is_refused(
-    make_ours: Maker, strict: bool
-) -> None:
-    def made() -> list[OverlapIterator]:
-        orders = {"shuffle": False}, {}, {"order_sampler": ScatteredOrder(0, 1, 4)}
-        return [make_ours(Pixels(6), 3, **each) for each in orders]
-
-    old, new = made(), made()
-    for _ in range(3):
-        snapshots = [saved(iterator) for iterator in old if next(iterator)]
-    for iterator, snapshot, words in (
-        (new[0], snapshots[1], "in another order; resume with shuffle=True"),
-        (new[1], snapshots[0], "in ascending order; resume with shuffle=False"),
-        (new[2], snapshots[0], "in ascending order; resume with shuffle=False"),
-    ):
-        with pytest.raises(OptionError, match=words):
-            load(iterator, snapshot, strict=strict)
-        assert iterator.epoch_detail == 0
-    next(old[1])
-    load(new[0], saved(old[1]), strict=strict)  # between two epochs it may be another one
-    assert indices_of(next(new[0])) == [0, 1, 2]
-
-
-def test_without_strictness_too_the_order_of_an_iterator_with_threads_is_taken(
-    make_ours: Maker,
-) -> None:
-    theirs, ours = original(MultithreadIterator, Pixels(12), make_ours), make_ours(Pixels(12), 3)
-    next(theirs)
-    load(ours, saved(theirs), strict=False)
-    assert sweep_of(ours) == sweep_of(theirs)
 
 
 def test_loading_without_strictness_keeps_what_the_snapshot_lacks(make_ours: Maker) -> None:
