@@ -73,11 +73,10 @@ class _SlowOpen:
 class SlowStore(contextlib.AbstractContextManager):
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
-    Where it is installed, as it is where it is unpickled, every ``open`` for reading below its
-    root waits::
+    Where it is installed, every ``open`` for reading below its root waits::
 
         store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
-        dataset = attach(dataset, store)  # is pickled with it
+        dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
         with store.installed():           # and in this process (and those forked from it)
             ...
         print(store.opens, store.bytes_read, store.opens_by_path())
@@ -119,9 +118,7 @@ class SlowStore(contextlib.AbstractContextManager):
 
     @classmethod
     def _unpickled(cls, *arguments: object) -> SlowStore:
-        store = _stores.get(arguments[-1]) or cls(*arguments)
-        store.install()
-        return store
+        return _stores.get(arguments[-1]) or cls(*arguments)
 
     # -- being slow ---------------------------------------------------------------------------
 
@@ -240,8 +237,19 @@ def _replace_open(opener: Callable[..., IO]) -> None:
         accessor.open = opener
 
 
+class _Carried:
+    """Carries a store within a data set, and installs it in the process that unpickles that."""
+
+    def __init__(self, store: SlowStore) -> None:
+        self._store = store
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state
+        self._store.install()
+
+
 def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
     """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled."""
     carrier = copy.copy(dataset)
-    carrier._slow_store = store  # type: ignore[attr-defined]
+    carrier._slow_store = _Carried(store)  # type: ignore[attr-defined]
     return carrier
