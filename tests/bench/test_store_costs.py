@@ -39,7 +39,7 @@ def test_what_evicting_costs_is_a_table_and_a_file(tmp_path, capsys):
     for what in ("in the pipeline", "store, dirty", "store, written"):
         assert f"evicting, {what}" in printed
     points = json.loads((tmp_path / "result.json").read_text())["points"]
-    assert [point["name"] for point in points] == ["whole", "part", "dirty", "written"]
+    assert [point["name"] for point in points] == ["whole", "part", *staging.STATES]
 
 
 def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, capsys, monkeypatch):
