@@ -77,7 +77,7 @@ EXPERIMENTS = [Experiment(*row) for row in (
     ("updates", "updates", "", 3, "one update of the weights on a training server"),
     ("grid", "grid", "", 7, "a search of settings beside a grid"),
     ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
-    ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
+    ("peers", "peers", _OWN, 8, "files from other nodes: reads, times, what serving costs"),
     ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
     ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
      "--mb-per-s 1000 --repeats 3", 8, "where the store is not the limit"),
