@@ -89,7 +89,7 @@ class _Report:
         self._is_printed = True
 
     def begin(self, place: str) -> None:
-        """Go on to a source root, or to the directory; it is printed above what is told of it."""
+        """Go on to a source root, or to the directory; its first line prints its name, too."""
         self._place = place
         self._is_printed = self._arguments.json
 

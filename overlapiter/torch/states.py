@@ -128,6 +128,24 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
             f"is of a dataset of {state['dataset_size']} examples, this one has {size}; resume "
             f"with the dataset that it was taken with",
         )
+    _check_sampler(loader, state)
+    was, now = state["batch"], batch_of(loader)
+    if was is not None and tuple(was) != now and state["n_taken"]:
+        raise OptionError(
+            "state_dict",
+            f"is of mini-batches of {was[0]} examples in {was[1]} ranks, here they have {now[0]} "
+            f"in {now[1]}, so {state['n_taken']} of them are others; give the same batch_size, or "
+            "scatter_order as the sampler",
+        )
+    # A sampler that counts epochs may make its generator when it is first asked, and seed it anew.
+    n_excused = epoch_of(samplers_of(loader)[-1]) is not None
+    n_draws = 0 if state["draws"] is None else len(state["draws"][1])
+    if state["draws"] is not None and abs(n_draws - len(generators_of(loader))) > n_excused:
+        words = f"is of {n_draws} generators; give the loader and sampler as many"
+        raise OptionError("state_dict", words)
+
+
+def _check_sampler(loader: data.DataLoader[Any], state: State) -> None:
     is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
     has_begun = state["n_taken"] or state["sampler_epoch"] is not None
     is_other = has_begun and state["sampler"] != sampler_name(loader)
@@ -145,21 +163,8 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
             f"is of a {state['sampler']} with {sides[0]}, here it has {sides[1]}; give the same",
         )
     if is_scattered:
-        samplers_of(loader)[-1].order.resume(ScatterState(*state["scattered"]), size)
-    was, now = state["batch"], batch_of(loader)
-    if was is not None and tuple(was) != now and state["n_taken"]:
-        raise OptionError(
-            "state_dict",
-            f"is of mini-batches of {was[0]} examples in {was[1]} ranks, here they have {now[0]} "
-            f"in {now[1]}, so {state['n_taken']} of them are others; give the same batch_size, or "
-            "scatter_order as the sampler",
-        )
-    # A sampler that counts epochs may make its generator when it is first asked, and seed it anew.
-    n_excused = epoch_of(samplers_of(loader)[-1]) is not None
-    n_draws = 0 if state["draws"] is None else len(state["draws"][1])
-    if state["draws"] is not None and abs(n_draws - len(generators_of(loader))) > n_excused:
-        words = f"is of {n_draws} generators; give the loader and sampler as many"
-        raise OptionError("state_dict", words)
+        order = samplers_of(loader)[-1].order
+        order.resume(ScatterState(*state["scattered"]), state["dataset_size"])
 
 
 def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:

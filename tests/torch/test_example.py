@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -56,27 +57,47 @@ def losses(ended: subprocess.CompletedProcess[str]) -> list[str]:
     return re.findall(r"epoch \d+: .*", ended.stdout)
 
 
-def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
-    folder: Path, tmp_path: Path
-) -> None:
-    # Every mini-batch is saved; one checkpoint from the middle of the second epoch is kept.
-    script = f"""
-    import sys, shutil
+def saving_otherwise(tmp_path: Path, body: str) -> Path:
+    """Make a script that is the example, but runs this where a ``training`` is saved.
+
+    ``save(training)`` does what the example does, and ``n_saved`` counts.
+    """
+    head = f"""
+    import os, pathlib, shutil, signal, sys, time
     sys.path.insert(0, {str(SCRIPT.parent)!r})
     import train_imagenet as script
     save, n_saved = script.Training.save, 0
-    def save_and_keep(training):
+    def save_otherwise(training):
         global n_saved
-        save(training)
         n_saved += 1
-        if n_saved == 6:  # three of the first epoch, its end, two of the second epoch
-            shutil.copy("checkpoint.pt", "amid.pt")
-    script.Training.save = save_and_keep
+    """
+    end = """
+    script.Training.save = save_otherwise
     if __name__ == "__main__":
         script.main()
     """
     program = tmp_path / "saving.py"
-    program.write_text("\n".join(line[4:] for line in script.splitlines()))
+    texts = (
+        textwrap.dedent(head),
+        textwrap.indent(textwrap.dedent(body), "    "),
+        textwrap.dedent(end),
+    )
+    program.write_text("".join(texts))
+    return program
+
+
+def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
+    folder: Path, tmp_path: Path
+) -> None:
+    # Every mini-batch is saved; one checkpoint from the middle of the second epoch is kept.
+    program = saving_otherwise(
+        tmp_path,
+        """
+        save(training)
+        if n_saved == 6:  # three of the first epoch, its end, two of the second epoch
+            shutil.copy("checkpoint.pt", "amid.pt")
+        """,
+    )
     saving = ("--epochs", 3, "--save-every", 1, "--staging", tmp_path / "fast")
     whole = losses(train(folder, tmp_path, *saving, script=program))
     assert len(whole) == 3
@@ -91,14 +112,9 @@ def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
 def test_two_processes_of_which_one_is_killed_go_on_amid_an_epoch_with_the_same_losses(
     folder: Path, tmp_path: Path
 ) -> None:
-    script = f"""
-    import os, pathlib, signal, sys, time
-    sys.path.insert(0, {str(SCRIPT.parent)!r})
-    import train_imagenet as script
-    save, n_saved = script.Training.save, 0
-    def save_or_die(training):
-        global n_saved
-        n_saved += 1
+    program = saving_otherwise(
+        tmp_path,
+        """
         saved = pathlib.Path("saved")
         if n_saved == 6 and os.environ["RANK"] == "1":
             while not saved.exists():
@@ -108,12 +124,8 @@ def test_two_processes_of_which_one_is_killed_go_on_amid_an_epoch_with_the_same_
         if n_saved == 6:
             saved.touch()
             signal.pause()
-    script.Training.save = save_or_die
-    if __name__ == "__main__":
-        script.main()
-    """
-    program = tmp_path / "dying.py"
-    program.write_text("\n".join(line[4:] for line in script.splitlines()))
+        """,
+    )
     saving = ("--epochs", 3, "--save-every", 1)
     assert train(folder, tmp_path, *saving, n_processes=2, script=program).returncode
     resumed = train(folder, tmp_path, *saving, "--resume", "checkpoint.pt", n_processes=2)
