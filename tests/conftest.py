@@ -6,7 +6,9 @@ import contextlib
 import gc
 import os
 import re
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,10 +22,14 @@ import psutil
 import pytest
 from PIL import Image
 
+from overlapiter.words import size_words
 from tests.support.leftovers import mapped_inodes, memory_files
 
 #: A machine may be busy, or rest for seconds; what is left behind stays for ever.
 GRACE_SECONDS = 30.0
+
+#: What the tests that run at once write, and as much again.
+ROOM_BYTES = 2 << 30
 
 #: What drives the engine through Chainer or ChainerMN, which not every Python has.
 NEED_CHAINER = [
@@ -166,6 +172,21 @@ def pytest_configure() -> None:
     # Who starts the tests in the background may have it ignored, and so would all that they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """End at once on a disk so full that runs of the defaults would stage nothing."""
+    base = session.config.option.basetemp
+    folder = Path(base).parent if base else Path(tempfile.gettempdir())
+    disk = shutil.disk_usage(folder)
+    needed_bytes = disk.total // 20 + ROOM_BYTES  # 5 % stay free unless keep_free says otherwise
+    if disk.free < needed_bytes:
+        pytest.exit(
+            f"the disk of {folder} has {size_words(disk.free)} free, and the tests need "
+            f"{size_words(needed_bytes)}: 5% of it, which staging leaves free, and "
+            f"{size_words(ROOM_BYTES)}. Free some, or set TMPDIR to a folder on another disk",
+            returncode=1,
+        )
 
 
 def pytest_report_header() -> str | None:
