@@ -35,9 +35,9 @@ class Victim(NamedTuple):
 
     example: int  # its index
     tier: int  # where its files are; 0 is the fastest tier
-    kept: tuple[int, ...] = ()  # numbers of those of its files that another example needs sooner
-    paths: tuple[str, ...] = ()  # its files, where the dataset does not declare them
-    is_guess: bool = False  # whether this run has not looked it up, so it may not be there
+    #: The numbers of its files, without those that another example needs sooner. None if this run
+    #: has not looked it up: it is a guess, and may not be there.
+    keys: tuple[int, ...] = ()
     size_bytes: int = 0  # about what evicting it gives back
 
 
@@ -58,17 +58,18 @@ class Eviction:
         self._elsewhere = np.zeros(n_examples, np.int64)  # to be added to the next use
         self._is_missing = np.ones(n_examples, bool)  # would be staged if there were room
         self._is_offered = np.zeros(n_examples, bool)
-        self._n_files = np.zeros(n_examples, np.int32)  # 0 until they are known
+        self._keys = np.zeros(n_examples, np.int64)  # of the first file; 0 until it is known
         self._bytes = np.zeros(n_examples, np.int64)
         # The same memory, where one example is looked at: that takes a third of the time.
         self._tier_at, self._bytes_at = self._tiers.data, self._bytes.data
         self._handed_out_at, self._is_offered_at = self._handed_out.data, self._is_offered.data
         self._next_use_at, self._elsewhere_at = self._next_use.position.data, self._elsewhere.data
+        self._key_at = self._keys.data
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
         # By tier; of those that are not known, which are in the slowest one, if anywhere, apart.
         self._farthest = {state: _Farthest() for state in (*range(n_tiers), _UNKNOWN)}
-        self._paths: dict[int, tuple[str, ...]] = {}
+        self._several: dict[int, tuple[int, ...]] = {}  # the keys of all files of an example
         self._n_known = 0
         self._known_bytes = 0
         self._slowest = n_tiers - 1
@@ -152,7 +153,6 @@ class Eviction:
         index: int,
         tier: int,
         files: Sequence[tuple[int, int]],
-        paths: tuple[str, ...] = (),
         *,
         is_missing: bool = False,
     ) -> None:
@@ -162,7 +162,6 @@ class Eviction:
             index: The example.
             tier: The fastest tier that any of its files is in; negative if none is staged.
             files: Those of its files that are, each as its number and its size in bytes.
-            paths: The same by their absolute paths, where the dataset does not declare them.
             is_missing: Whether there was no room for others.
         """
         if tier < 0:
@@ -171,14 +170,15 @@ class Eviction:
             return
         add = self._owners.add
         new_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
-        self._n_known += not self._n_files[index]
-        self._n_files[index] = len({file_id for file_id, _ in files})
+        self._n_known += not self._key_at[index]
+        keys = tuple(dict.fromkeys([file_id for file_id, _ in files]))
+        self._key_at[index] = keys[0]
+        self._several.pop(index, None)
+        if len(keys) > 1:
+            self._several[index] = keys
         self._bytes[index] += new_bytes  # before, there may have been room for some of its files
         self._known_bytes += new_bytes
         self.largest_bytes = max(self.largest_bytes, int(self._bytes[index]))
-        if paths:
-            self._paths[index] = paths
-            self._is_guessing = False  # the files of the others are not known
         is_staged = self._tiers[index] >= 0
         self.staged_bytes += new_bytes if is_staged else int(self._bytes[index])
         self.move(index, tier)
@@ -191,15 +191,17 @@ class Eviction:
         file_ids: NDArray[np.int64],
         n_bytes: NDArray[np.int64],
     ) -> None:
-        """Take note of several examples, none of them twice, each with its one declared file."""
+        """Take note of several examples, none of them twice, each with its one file."""
         add = self._owners.add
         is_own = list(map(add, indices.tolist(), file_ids.tolist()))
         own_bytes = n_bytes[is_own]
         self._bytes[indices[is_own]] = own_bytes
         self._known_bytes += int(own_bytes.sum())
         self.largest_bytes = max(self.largest_bytes, *own_bytes.tolist(), 0)
-        self._n_known += len(indices) - int(np.count_nonzero(self._n_files[indices]))
-        self._n_files[indices] = 1
+        self._n_known += len(indices) - int(np.count_nonzero(self._keys[indices]))
+        self._keys[indices] = file_ids
+        for index in self._several.keys() & indices.tolist() if self._several else ():
+            del self._several[index]
         self.staged_bytes += int(self._bytes[indices[self._tiers[indices] < 0]].sum())
         self._tiers[indices] = tiers
         self._is_offered[indices] = self._is_missing[indices] = False
@@ -222,18 +224,22 @@ class Eviction:
 
     def note_evicted(self, victim: Victim, *, was_there: bool) -> list[int]:
         """Take note that a victim is gone, if it was there; return who has lost a file by it."""
-        if victim.is_guess and not was_there and not self._is_offered_at[victim.example]:
+        if not victim.keys and not was_there and not self._is_offered_at[victim.example]:
             return []  # it was staged after it had been looked up
         if self._tier_at[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
         losers = [victim.example]
         for file_id in self._owners.shared_files(victim.example):
-            if file_id not in victim.kept:
+            if not victim.keys or file_id in victim.keys:
                 losers += self._owners.of(file_id)
         for index in losers:
             self.note_absent(index)
         return losers
+
+    def stop_guessing(self) -> None:
+        """Take note that the files of examples that this run has not looked up cannot be known."""
+        self._is_guessing = False
 
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere; what is staged stays known."""
@@ -282,15 +288,17 @@ class Eviction:
             if least is not None and self._position(index) <= least:
                 farthest.add(index, self._position(index))
                 break
-            kept = self._owners.needed_sooner(index, self._next_use.position, self._settled)
-            if kept and len(kept) == self._n_files[index]:
-                n_passed_over += 1  # until its next use
-                continue
+            keys = self._keys_of(index)
+            if kept := self._owners.needed_sooner(index, self._next_use.position, self._settled):
+                keys = tuple([key for key in keys if key not in kept])
+                if not keys:
+                    n_passed_over += 1  # until its next use
+                    continue
             self._is_offered_at[index] = True
-            own_bytes, paths = self._bytes_at[index], self._paths.get(index, ())
+            own_bytes = self._bytes_at[index]
             # A guess has none, nor has an example whose files count for another that reads them.
             size_bytes = own_bytes or int(self.mean_bytes)
-            victims.append(Victim(index, tier, kept, paths, is_guess, size_bytes))
+            victims.append(Victim(index, tier, keys, size_bytes))
             wanted_bytes -= max(int(guessed_bytes) if is_guess else own_bytes, 1)
         return victims, wanted_bytes
 
@@ -299,6 +307,10 @@ class Eviction:
         for victim in victims:
             self._is_offered_at[victim.example] = False
             self._add(victim.example)
+
+    def _keys_of(self, index: int) -> tuple[int, ...]:
+        key = self._key_at[index]
+        return self._several.get(index, (key,)) if key else ()
 
     def _is_valid(self, index: int, position: int, state: int) -> bool:
         return (

@@ -60,7 +60,7 @@ class Mover:
         return risen, [file for file in low if file.key in claim.others]
 
     def evict(
-        self, files: Sequence[Wanted], tier: int, make_room: MakeRoom | None
+        self, keys: Sequence[int], tier: int, make_room: MakeRoom | None
     ) -> dict[int, Staged | None]:
         """Have files sink from a tier to slower ones that have room, or go for good.
 
@@ -69,15 +69,14 @@ class Mover:
         store = self._tiers.stores[tier]
         slower = range(tier + 1, len(self._tiers.stores))
         if not slower:
-            return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
+            return dict.fromkeys(store.evict(keys, keep_room=True))
         became: dict[int, Staged | None] = {}
-        for first in range(0, len(files), _AT_ONCE):  # the small ones lie in memory meanwhile
-            some = files[first : first + _AT_ONCE]
-            found = store.look(some)
-            here = [(file, found[file.key].extent) for file in some if file.key in found]
+        for first in range(0, len(keys), _AT_ONCE):  # the small ones lie in memory meanwhile
+            here = store.files(keys[first : first + _AT_ONCE])
             answers = self._tiers.publish(self._copied(here, Room(slower, make_room)), [], None)
-            store.evict(list(found), keep_room=True)
-            became |= {key: answers.get(key) for key in found}
+            there = [file.key for file, _ in here]
+            store.evict(there, keep_room=True)
+            became |= {key: answers.get(key) for key in there}
         return became
 
     def _copied(self, here: Sequence[tuple[Wanted, Extent]], room: Room) -> list[Copy]:

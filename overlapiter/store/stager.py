@@ -456,7 +456,7 @@ class Stager:
         self._claim(part, others)
 
     def evict(
-        self, files: Sequence[Wanted], tier: int, make_room: MakeRoom | None
+        self, keys: Sequence[int], tier: int, make_room: MakeRoom | None
     ) -> dict[int, Extent | None]:
         """Have files sink from a tier to the next one that takes them, or go for good.
 
@@ -466,7 +466,7 @@ class Stager:
         Raises:
             OSError: The disk of the tier failed, or its index is locked.
         """
-        moved = self._mover.evict(files, tier, make_room)
+        moved = self._mover.evict(keys, tier, make_room)
         with self._lock:
             for answer in filter(None, moved.values()):
                 self._comparer.remember(answer)

@@ -179,6 +179,22 @@ class Store:
                 found[extent.key] = Found(extent, row[6] == boots)
         return found
 
+    def files(self, keys: Sequence[int]) -> list[tuple[Wanted, Extent]]:
+        """Return what is staged of some files, known by their keys alone."""
+        select = "SELECT key, segment, start, size, mtime, checksum, path FROM staged WHERE key IN"
+
+        def files(cursor: Cursor) -> list[tuple[Wanted, Extent]]:
+            found = []
+            for *numbers, name in run_by_key(cursor, select, keys):
+                extent = extent_of(numbers, self.tier)
+                if type(name) is not bytes:
+                    raise IndexDamagedError(f"no path: {name!r}")
+                path = (self._root_bytes + name).decode("utf-8", "surrogateescape")
+                found.append((Wanted(extent.key, path), extent))
+            return found
+
+        return self._access.read(files)
+
     def note_verified(self, keys: Iterable[int]) -> None:
         """Note that the bytes of files staged before the last boot are those that were copied."""
         verified = list(keys)

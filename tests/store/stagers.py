@@ -77,6 +77,9 @@ class Setting:
     def wanted(self, paths: Iterable[str]) -> list[Wanted]:
         return [Wanted(self.stores[0].key_of(path), path) for path in paths]
 
+    def keys(self, paths: Iterable[str]) -> list[int]:
+        return [file.key for file in self.wanted(paths)]
+
     def stage(
         self,
         *paths: str,

@@ -160,8 +160,8 @@ def test_a_file_that_several_examples_read_goes_with_the_one_that_needs_it_first
         eviction.note(index, 0, [(file_id, FILE_BYTES), (20 + index, 1)])
     eviction.settle(4)
     eviction.learn({1: np.array([1, 2, 3, 0])})
-    kept = {victim.example: victim.kept for victim in eviction.offer(0, 100)}
-    assert kept == {0: (7,), 3: (), 2: (), 1: ()}
+    keys = {victim.example: victim.keys for victim in eviction.offer(0, 100)}
+    assert keys == {0: (20,), 3: (9, 23), 2: (8, 22), 1: (7, 21)}
 
 
 def test_a_victim_says_what_it_gives_back_or_the_mean_where_that_is_not_known() -> None:
@@ -234,7 +234,8 @@ def test_what_nobody_has_looked_at_is_a_victim_unless_its_files_are_not_known() 
     eviction.give_back([second])
     assert [victim.example for victim in eviction.offer(0, FILE_BYTES)] == [1]
     eviction.give_back([second])
-    eviction.note(0, 0, [(1, FILE_BYTES)], ("/source/0",))
+    eviction.note(0, 0, [(1, FILE_BYTES)])
+    eviction.stop_guessing()
     assert eviction.offer(0, FILE_BYTES) == []
 
 
@@ -311,8 +312,8 @@ def test_guesses_are_offered_beside_victims_that_are_known_and_never_in_their_pl
     # What nobody has looked at is never read again, and what is staged is: it would go first.
     eviction.learn({1: np.arange(n_known)})
     victims = eviction.offer(0, 2 * FILE_BYTES)
-    assert [victim.example for victim in victims if not victim.is_guess] == [3, 2]
-    guesses = [victim.is_guess for victim in victims]
+    assert [victim.example for victim in victims if victim.keys] == [3, 2]
+    guesses = [not victim.keys for victim in victims]
     assert 0 < sum(guesses) <= 100
     assert guesses == sorted(guesses, reverse=True), "the farthest come first"
 
@@ -324,7 +325,7 @@ def test_no_guess_is_offered_where_enough_is_known_that_is_as_far() -> None:
     for index in range(10):
         eviction.note(index, 0, [(index + 1, FILE_BYTES)])
     eviction.settle(10)
-    assert not any(victim.is_guess for victim in eviction.offer(0, 2 * FILE_BYTES))
+    assert all(victim.keys for victim in eviction.offer(0, 2 * FILE_BYTES))
 
 
 def test_what_was_staged_after_it_had_been_looked_up_in_vain_stays_known() -> None:
@@ -332,7 +333,7 @@ def test_what_was_staged_after_it_had_been_looked_up_in_vain_stays_known() -> No
     eviction.learn({0: None, 1: None})
     eviction.hand_out(0, [0])
     eviction.note(0, 0, [(1, FILE_BYTES)])
-    guess = next(victim for victim in eviction.offer(0, FILE_BYTES) if victim.is_guess)
+    guess = next(victim for victim in eviction.offer(0, FILE_BYTES) if not victim.keys)
     eviction.hand_out(guess.example, [guess.example])
     eviction.note(guess.example, 0, [(2, FILE_BYTES)])
     assert eviction.note_evicted(guess, was_there=False) == []
@@ -354,7 +355,7 @@ def test_while_nodes_do_without_each_other_a_node_evicts_as_one_that_is_alone() 
     def victims() -> list[int]:
         found = eviction.offer(0, 100)
         eviction.give_back(found)
-        return [victim.example for victim in found if not victim.is_guess]
+        return [victim.example for victim in found if victim.keys]
 
     assert victims() == [2, 0, 1]  # another node keeps 2, and is the next to read 1
     eviction.share_with_nodes(None)

@@ -31,7 +31,7 @@ def read_bytes():
 
 def evict(setting, tier, *paths):
     """Have files leave a tier; return where they are then, each copy being right."""
-    moved = setting.stager.evict(setting.wanted(paths), tier, None)
+    moved = setting.stager.evict(setting.keys(paths), tier, None)
     for path in paths:
         extent = moved.get(setting.stores[0].key_of(path))
         assert extent is None or setting.read(extent) == setting.origin.contents[path]
@@ -85,7 +85,7 @@ def test_files_sink_to_the_next_tier_and_go_from_the_last_one(tmp_path, size_blo
     assert setting.n_blocks(0) == 0
     assert evict(setting, 1, *setting.paths) == [None, None]
     assert setting.n_blocks(1) == 0
-    assert setting.stager.evict(setting.wanted(setting.paths), 1, None) == {}
+    assert setting.stager.evict(setting.keys(setting.paths), 1, None) == {}
     setting.close()
 
 
@@ -95,7 +95,7 @@ def test_a_large_file_that_moves_is_read_once(tmp_path):
     setting = Setting(tmp_path, contents_of(1, size_bytes), None, None)
     staged_one_by_one(setting, *setting.paths)
     before = read_bytes()
-    setting.stager.evict(setting.wanted(setting.paths), 0, None)
+    setting.stager.evict(setting.keys(setting.paths), 0, None)
     assert size_bytes <= read_bytes() - before < 1.5 * size_bytes
     assert setting.tier_of(setting.paths[0]) == 1
     setting.close()
@@ -248,7 +248,7 @@ def test_of_a_changed_file_no_copy_is_used_that_a_kill_amid_a_move_has_left_in_a
     first = Setting(tmp_path, contents, None, None)
     assert first.outcomes(*first.paths) == [COPIED] * 2
     monkeypatch.setattr(first.stores[0], "evict", lambda _keys, **_options: {})
-    first.stager.evict(first.wanted(first.paths), 0, None)
+    first.stager.evict(first.keys(first.paths), 0, None)
     assert [len(store.look(first.wanted(first.paths))) for store in first.stores] == [2, 2]
     first.close()
     later = Setting(tmp_path, dict.fromkeys(contents, b"new"), None, None, run=2)

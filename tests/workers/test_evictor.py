@@ -54,9 +54,20 @@ class Room:
     def _count(self, n_files):
         self.n_gone += n_files
 
+    def key(self, index):
+        return self.setting.stores[0].key_of(self.setting.paths[index])
+
+    def victim(self, index, tier=0):
+        return Victim(index, tier, (self.key(index),), BLOCK_BYTES)
+
     def for_task(self, *victims):
-        own = [Victim(*victim)._replace(size_bytes=BLOCK_BYTES) for victim in victims]
+        """Return the room of a task: victims are indices, or indices and tiers."""
+        own = [self.victim(*v) if isinstance(v, tuple) else self.victim(v) for v in victims]
         return RoomForTask(self.evictor, own)
+
+    def for_guesses(self, *guesses, known=()):
+        own = [self.victim(index)._replace(keys=()) for index in guesses]
+        return RoomForTask(self.evictor, own + [self.victim(index) for index in known])
 
     def tiers(self):
         return [self.setting.tier_of(path) for path in self.paths]
@@ -65,7 +76,7 @@ class Room:
 @in_a_process
 def test_victims_make_room_the_first_of_them_first_and_no_more_than_are_needed(tmp_path):
     room = Room(tmp_path, 3, 3)
-    task = room.for_task((1, 0), (0, 0))
+    task = room.for_task(1, 0)
     assert room.setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
     assert room.tiers() == [0, None, 0]
     assert task.moved == {1: b""}
@@ -83,7 +94,7 @@ def test_for_all_files_of_a_task_room_is_made_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         store, "evict", lambda keys, **how: n_evicted.append(len(keys)) or evict(keys, **how)
     )
-    task = room.for_task((3, 0), (2, 0), (1, 0), (0, 0))
+    task = room.for_task(3, 2, 1, 0)
     assert room.setting.outcomes(*room.more, make_room=task.make) == [COPIED] * 2
     assert n_evicted == [2]
     assert room.tiers() == [0, 0, None, None]
@@ -106,8 +117,7 @@ def test_room_that_is_kept_is_used_even_if_making_more_fails(tmp_path):
 @in_a_process
 def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(tmp_path):
     room = Room(tmp_path, 2, 2)  # the examples 2 and 3 are not staged
-    guesses = [(index, 0, (), (), True) for index in (2, 3, 1)]
-    task = room.for_task(*guesses, (0, 0))
+    task = room.for_guesses(2, 3, 1, known=[0])
     assert room.setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
     assert room.tiers() == [0, None]
     assert task.moved == {2: None, 3: None, 1: b""}
@@ -119,7 +129,7 @@ def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(t
 @in_a_process
 def test_a_guess_that_is_wrong_takes_no_victim_s_place(tmp_path):
     room = Room(tmp_path, 1, 1)
-    task = room.for_task((1, 0, (), (), True), (2, 0, (), (), True), (0, 0))
+    task = room.for_guesses(1, 2, known=[0])
     assert task.make(0, BLOCK_BYTES)
     assert room.tiers() == [None]
 
@@ -128,7 +138,7 @@ def test_a_guess_that_is_wrong_takes_no_victim_s_place(tmp_path):
 def test_victims_sink_to_the_next_tier_and_there_others_go(tmp_path):
     room = Room(tmp_path, 2, 1, 1)
     assert room.tiers() == [0, 1]
-    task = room.for_task((0, 0), (1, 1))
+    task = room.for_task(0, (1, 1))
     assert room.setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
     assert room.tiers() == [1, None]
     assert room.setting.tier_of(room.more[0]) == 0
@@ -142,24 +152,15 @@ def test_victims_sink_to_the_next_tier_and_there_others_go(tmp_path):
 @in_a_process
 def test_a_victim_that_is_not_there_is_told_apart_from_one_that_went(tmp_path):
     room = Room(tmp_path, 1, None)
-    moved = room.evictor.evict([Victim(0, 0), Victim(1, 0)], 0, lambda *_: False)
+    moved = room.evictor.evict([room.victim(0), room.victim(1)], 0, lambda *_: False)
     assert moved == {0: b"", 1: None}
 
 
 @in_a_process
-def test_files_that_other_examples_need_sooner_stay(tmp_path):
-    contents = [*contents_of(4)]
-    room = Room(tmp_path, 2, None, dataset=Declared([contents[:2]]))
-    kept = room.setting.stores[0].key_of(room.paths[1])
-    room.evictor.evict([Victim(0, 0, (kept,))], 0, lambda *_: False)
-    assert room.tiers() == [None, 0]
-
-
-@in_a_process
-def test_files_that_the_dataset_does_not_declare_are_those_that_the_victim_names(tmp_path):
-    room = Room(tmp_path, 2, None, dataset=[0, 1])
-    assert room.evictor.evict([Victim(0, 0)], 0, lambda *_: False) == {0: None}
-    room.evictor.evict([Victim(0, 0, (), (room.paths[1],))], 0, lambda *_: False)
+def test_the_files_that_a_victim_names_go_and_no_others(tmp_path):
+    room = Room(tmp_path, 2, None, dataset=[0, 1])  # which declares none
+    victim = room.victim(0)._replace(keys=(room.key(1),))
+    assert room.evictor.evict([victim], 0, lambda *_: False) == {0: b""}
     assert room.tiers() == [0, None]
 
 
@@ -180,7 +181,7 @@ def test_an_example_with_a_path_that_no_file_can_have_is_no_victim(tmp_path):
 
 
 def assert_is_no_victim(room):
-    task = room.for_task((0, 0))
+    task = room.for_guesses(0)
     assert room.setting.outcomes(room.more[0], make_room=task.make) == [REFUSED]
     assert room.tiers() == [0]
     assert room.setting.said == []
@@ -192,7 +193,7 @@ def test_what_another_run_is_about_to_read_goes_last(tmp_path):
     setting = room.setting
     with another_run(setting.directories[0], setting.stores[0].source) as other:
         other.neighbours.want([other.key_of(path) for path in room.paths[:2]])
-        task = room.for_task((0, 0), (2, 0), (1, 0))
+        task = room.for_task(0, 2, 1)
         assert task.make(0, 3 * BLOCK_BYTES)
         assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
         assert room.tiers() == [0, 0, None]
@@ -204,11 +205,11 @@ def test_what_another_run_is_about_to_read_goes_last(tmp_path):
 def test_a_file_that_another_run_wants_spares_all_examples_that_read_it(tmp_path):
     room = Room(tmp_path, 2, 2)
     first, second = room.paths
-    room.evictor._dataset = Declared([[first], [first], [second]])
     setting = room.setting
     with another_run(setting.directories[0], setting.stores[0].source) as other:
         other.neighbours.want([other.key_of(first)])
-        victims = [Victim(example, 0) for example in range(3)]
+        keys = [other.key_of(path) for path in (first, first, second)]
+        victims = [Victim(example, 0, (key,)) for example, key in enumerate(keys)]
         assert room.evictor.wanted_by_others(0, victims) == {0, 1}
 
 
@@ -223,7 +224,7 @@ def test_files_of_a_source_that_no_run_uses_make_room_before_any_victim(tmp_path
         other.record_end("closed", {})
     other.close()
     evictor_module._YOUNG_SECONDS = -10.0  # it was staged just now
-    task = room.for_task((0, 0))
+    task = room.for_task(0)
     assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
     assert bool(staged(other, files)) == is_running
     assert room.tiers() == [None if is_running else 0]
@@ -250,7 +251,7 @@ def test_a_tier_whose_capacity_was_larger_before_shrinks(tmp_path):
     room.setting.close()
     (store,) = room.setting.stores
     store.site = store._access._site = store.site._replace(capacity_bytes=2 * BLOCK_BYTES)
-    room.for_task(*((n, 0) for n in range(6))).shrink()
+    room.for_task(*range(6)).shrink()
     store.close()
     assert store.total_bytes() <= 2 * BLOCK_BYTES
     assert room.n_gone == 4

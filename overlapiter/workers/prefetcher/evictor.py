@@ -44,19 +44,13 @@ class Evictor:
         Raises:
             OSError: The disk that they are on failed, or its index is locked.
         """
-        files = {victim.example: self._files(victim) for victim in victims}
-        going = {
-            file.key: file
-            for victim in victims
-            for file in files[victim.example]
-            if file.key not in victim.kept
-        }
-        moved = self._stager.evict(list(going.values()), tier, make_room)
+        keys = dict.fromkeys(key for victim in victims for key in victim.keys)
+        moved = self._stager.evict([*keys], tier, make_room)
         self._count(sum(extent is None for extent in moved.values()))
         answer: Moved = {}
-        for example, own in files.items():
-            there = [moved[file.key] for file in own if file.key in moved]
-            answer[example] = packed(filter(None, there)) if there else None
+        for victim in victims:
+            there = [moved[key] for key in victim.keys if key in moved]
+            answer[victim.example] = packed(filter(None, there)) if there else None
         return answer
 
     def evict_strays(self, tier: int, *, older_than_seconds: float) -> bool:
@@ -82,25 +76,26 @@ class Evictor:
     def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:
         """Return the examples of those victims that other runs are about to read."""
         neighbours = self.stores[tier].neighbours
-        if neighbours.is_alone():  # which costs less than to ask the dataset for their files
+        if neighbours.is_alone():
             return set()
-        keys = {victim.example: {file.key for file in self._files(victim)} for victim in victims}
-        wanted = neighbours.wanted_by_others([*set().union(*keys.values())])
-        return {example for example, own in keys.items() if own & wanted}
+        wanted = neighbours.wanted_by_others([*{key for victim in victims for key in victim.keys}])
+        return {victim.example for victim in victims if not wanted.isdisjoint(victim.keys)}
 
-    def absent(self, tier: int, victims: list[Victim]) -> set[int]:
-        """Return the examples of those victims of which no file is staged in a tier."""
-        files = {victim.example: self._files(victim) for victim in victims}
+    def look_up(self, tier: int, guesses: list[Victim]) -> dict[int, tuple[int, ...]]:
+        """Return for the examples of guesses the keys of those files that a tier has."""
+        files = {victim.example: self._declared(victim.example) for victim in guesses}
         found = self.stores[tier].look([file for own in files.values() for file in own])
-        return {e for e, own in files.items() if not any(file.key in found for file in own)}
+        return {
+            example: tuple(file.key for file in own if file.key in found)
+            for example, own in files.items()
+        }
 
-    def _files(self, victim: Victim) -> list[Wanted]:
-        store, paths = self.stores[0], victim.paths
+    def _declared(self, example: int) -> list[Wanted]:
+        store = self.stores[0]
         try:
-            if not paths:
-                declared = declared_paths(self._dataset, victim.example) or []
-                paths = tuple(absolute for _, absolute in paths_below(store.source, declared))
-            return [Wanted(store.key_of(path), path) for path in dict.fromkeys(paths)]
+            declared = declared_paths(self._dataset, example) or []
+            paths = dict.fromkeys(path for _, path in paths_below(store.source, declared))
+            return [Wanted(store.key_of(path), path) for path in paths]
         except Exception:  # user code, or a path that no file can have: it is no victim
             return []
 
@@ -167,13 +162,12 @@ class RoomForTask:
         Guesses are looked up together, once one of them is among the next to go.
         """
         waiting = self._victims.get(tier, [])
-        if any(victim.is_guess for victim in waiting[: _n_enough(waiting, size_bytes)]):
-            guesses = [victim for victim in waiting if victim.is_guess]
-            absent = self._evictor.absent(tier, guesses)
-            self.moved |= dict.fromkeys(absent)
-            left = [victim for victim in waiting if victim.example not in absent]
-            waiting = [victim._replace(is_guess=False) for victim in left]
-        return waiting
+        if all(victim.keys for victim in waiting[: _n_enough(waiting, size_bytes)]):
+            return waiting
+        found = self._evictor.look_up(tier, [victim for victim in waiting if not victim.keys])
+        self.moved |= dict.fromkeys(example for example, keys in found.items() if not keys)
+        known = [v if v.keys else v._replace(keys=found[v.example]) for v in waiting]
+        return [victim for victim in known if victim.keys]
 
     def shrink(self) -> None:
         """Evict victims from tiers that hold more than their capacity, which was larger before.

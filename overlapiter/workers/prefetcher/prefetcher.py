@@ -451,7 +451,7 @@ class Prefetcher:
     ) -> Staged:
         """Have one file staged; that takes no other thread, so it has been done on return."""
         example.keys.append(file.key)
-        example.paths.append(file.path)
+        example.is_discovered = True
         work.note_files(example.index, [file.key])
         self._stage(work, {file.key: file}, answers.update)
         return answers[file.key]

@@ -40,22 +40,22 @@ class StageTask(NamedTuple):
 
 #: What has become of the files of an example: the example; where those of its files that are
 #: staged lie, packed; whether these are all its files, and need not be looked at again in this run;
-#: whether one of them was not staged for lack of room; and their absolute paths, where the dataset
-#: does not declare them. A plain tuple, since a message would name a class of ours each time.
-Finding: TypeAlias = tuple[int, bytes, bool, bool, tuple[str, ...]]
+#: whether one of them was not staged for lack of room; and whether the dataset, which does not
+#: declare them, was asked for them. A plain tuple: a message would name a class of ours each time.
+Finding: TypeAlias = tuple[int, bytes, bool, bool, bool]
 
 
 class ExampleAtHand:
     """An example whose files are being staged."""
 
-    __slots__ = ("index", "is_complete", "is_followed", "keys", "paths")
+    __slots__ = ("index", "is_complete", "is_discovered", "is_followed", "keys")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_complete = True
         self.is_followed = False  # whether all its files are known
+        self.is_discovered = False  # whether any of them was found by asking the dataset
         self.keys: list[int] = []
-        self.paths: list[str] = []  # where they are not declared
 
 
 class TaskAtHand:
@@ -104,7 +104,7 @@ class TaskAtHand:
                 extents.append(extent)
             is_complete &= is_settled and extent is not None
             was_refused |= outcome is Outcome.REFUSED
-        return example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
+        return example.index, packed(extents), is_complete, was_refused, example.is_discovered
 
 
 def _count(answers: list[Staged], row: Row) -> None:

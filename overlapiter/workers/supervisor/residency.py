@@ -234,13 +234,15 @@ class Residency:
         """Take note of what became of examples; return those refused for lack of room."""
         refused = set()
         usual: dict[int, bytes] = {}
-        for example, extents, is_complete, was_refused, paths in findings:
+        for example, extents, is_complete, was_refused, is_discovered in findings:
             index = example % self._n_examples
             self._suspects.discard(index)
-            if is_complete and len(extents) == EXTENT_BYTES and not paths:
+            if is_discovered:
+                self._eviction.stop_guessing()
+            if is_complete and len(extents) == EXTENT_BYTES:
                 usual[index] = extents
                 continue
-            self._note(index, extents, paths, was_refused=was_refused)
+            self._note(index, extents, was_refused=was_refused)
             if is_complete:
                 self._known.put(index, extents)
             if was_refused:
@@ -258,13 +260,11 @@ class Residency:
         self._eviction.note_one_file_each(indices, table["tier"], table["key"], n_bytes)
         self._known.put_one_file_each(indices, packed)
 
-    def _note(
-        self, index: int, packed: bytes, paths: tuple[str, ...], *, was_refused: bool
-    ) -> None:
+    def _note(self, index: int, packed: bytes, *, was_refused: bool) -> None:
         extents = unpacked(packed).values()
         files = [(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents]
         tier = min((extent.tier for extent in extents), default=-1)
-        self._eviction.note(index, tier, files, paths, is_missing=was_refused)
+        self._eviction.note(index, tier, files, is_missing=was_refused)
 
     def take_back(self, victims: list[Victim] | None, moved: Moved) -> None:
         """Take note of what became of the victims of a task; those not in ``moved`` stay."""

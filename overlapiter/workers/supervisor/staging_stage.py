@@ -193,7 +193,7 @@ class StagingStage:
             self._residency.take_back(task.victims, moved)
         # Those that were reported before come again, and may have been evicted since.
         findings = [finding for finding in findings if finding[0] in task.left]
-        if any(paths for _, _, _, _, paths in findings):
+        if any(is_discovered for *_, is_discovered in findings):
             # The dataset's code is asked for files, one example at a time in a process.
             self.team.n_wanted = len(self.team.workers)
         task.refused |= self._residency.hear(findings)
