@@ -131,7 +131,7 @@ def _runs(ended: list[Facts]) -> str:
         took = _took(run, at_seconds)
         rows.append((at, _program(run), run["end"], took, *_counted(run)))
     head = ("ended", "program", "how", "took", "waited", "from staging", "times found", "staged")
-    return "The last runs\n" + table((*head, "not staged"), rows, n_left=3)
+    return "The last runs\n" + table((*head, "times refused"), rows, n_left=3)
 
 
 def _text(run: Facts, *names: str) -> str:

@@ -89,7 +89,7 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
     assert "Who uses it: no run at present." in text
     assert " closed " in text
     assert " 100.0% " in text
-    assert "took waited from staging times found staged not staged\n" in text
+    assert "took waited from staging times found staged times refused\n" in text
     assert f" {ended['counters']['wait_share']:.0%} 100.0% " in text
 
 
