@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,7 +71,8 @@ def write_digits(folder: Path) -> tuple[Path, Path]:
     return folder / "train.txt", folder / "val.txt"
 
 
-def begin_training(
+@contextlib.contextmanager
+def training_job(
     folder: Path,
     n_ranks: int,
     *words: object,
@@ -78,8 +80,8 @@ def begin_training(
     wrapper: Sequence[str] = (),
     program: str = "overlapiter",
     environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start ``overlapiter train`` with some words, on 0 ranks without mpiexec.
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start ``overlapiter train`` with some words, on 0 ranks without mpiexec; kill it at the end.
 
     What it prints goes to ``output.txt``. ``program`` is the module that is run, ``wrapper`` a
     command that each rank is started by.
@@ -91,7 +93,7 @@ def begin_training(
         launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *tolerance]
         command = [*launcher, "-n", str(n_ranks), *wrapper, *command]
     with (folder / "output.txt").open("wb") as output:
-        return subprocess.Popen(
+        job = subprocess.Popen(
             command,
             cwd=folder,
             env={**ENVIRONMENT, **without, **(environment or {})},
@@ -99,15 +101,20 @@ def begin_training(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            for process in psutil.Process(job.pid).children(recursive=True):
+                process.kill()
+            job.kill()
+            job.wait()
 
 
 def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> Ended:
-    """Run ``overlapiter train``; see :func:`begin_training`."""
-    job = begin_training(folder, n_ranks, *words, **more)
-    try:
+    """Run ``overlapiter train``; see :func:`training_job`."""
+    with training_job(folder, n_ranks, *words, **more) as job:
         return end_of(folder, job)
-    finally:
-        end_job(job)
 
 
 def end_of(folder: Path, job: subprocess.Popen[bytes]) -> Ended:
@@ -121,15 +128,6 @@ def rank_of(job: subprocess.Popen[bytes], rank: int) -> psutil.Process:
     """Return the process of a rank of a job."""
     children = psutil.Process(job.pid).children(recursive=True)
     return next(c for c in children if c.environ().get("OMPI_COMM_WORLD_RANK") == str(rank))
-
-
-def end_job(job: subprocess.Popen[bytes]) -> None:
-    """Kill a job with all its ranks, unless it has ended."""
-    if job.poll() is None:
-        for process in psutil.Process(job.pid).children(recursive=True):
-            process.kill()
-        job.kill()
-        job.wait()
 
 
 def counts(out: Path) -> list[int]:

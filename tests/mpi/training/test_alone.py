@@ -34,12 +34,11 @@ from .jobs import (
     COUNTING,
     DIGITS,
     IMPATIENT,
-    begin_training,
     counts,
-    end_job,
     epochs,
     run_training,
     same_weights,
+    training_job,
     weights,
     write_digits,
     write_file,
@@ -405,13 +404,10 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
     (tmp_path / "val.txt").write_text("v.h5\n")
     words = (COUNTING, write_numbers(tmp_path), "val.txt", "--batch", 2, "--epochs", 4000)
     fault = {"TRAINING_FAULT": "hung-validating:0:0", "TRAINING_WAIT_SECONDS": "0.01"}
-    job = begin_training(tmp_path, 0, *words, program=IMPATIENT, environment=fault)
-    try:
+    with training_job(tmp_path, 0, *words, program=IMPATIENT, environment=fault) as job:
         wait_until((tmp_path / "result" / "checkpoint.npz").exists)
         job.terminate()
         assert job.wait(60) == 143
-    finally:
-        end_job(job)
     assert "the same command goes on from here" in (tmp_path / "output.txt").read_text()
 
 
@@ -423,13 +419,10 @@ def test_a_run_that_was_ended_amid_its_last_validation_goes_on_with_another_kind
     words = (COUNTING, listing, tmp_path / "v.txt", "--batch", 2, "--epochs", 1)
     (tmp_path / "v.txt").write_text("v.h5\n")
     fault = {"TRAINING_FAULT": "hung-validating:0:0"}
-    job = begin_training(tmp_path, 0, *words, program=IMPATIENT, environment=fault)
-    try:
+    with training_job(tmp_path, 0, *words, program=IMPATIENT, environment=fault) as job:
         wait_until((out / "checkpoint.npz").exists)
         job.terminate()
         assert job.wait(60) == 143
-    finally:
-        end_job(job)
     same: dict[str, Any] = {"batch": 2, "epochs": 1}
     more: dict[str, Any] = {"val_files": tmp_path / "v.txt", "validation": "inline"}
     for key, chosen in (("inline", more), ("none", {})):

@@ -26,14 +26,13 @@ from .jobs import (
     DIGITS,
     IMPATIENT,
     WITHOUT,
-    begin_training,
     counts,
-    end_job,
     end_of,
     epochs,
     rank_of,
     run_training,
     same_weights,
+    training_job,
     write_digits,
     write_file,
     write_numbers,
@@ -143,16 +142,13 @@ def test_a_stopped_worker_is_given_up_and_does_not_keep_the_job_from_ending(
 def test_a_worker_that_was_given_up_and_comes_back_begins_anew(tmp_path: Path) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 12, "--worker-timeout", 1)
     fault = {"TRAINING_FAULT": "stop:2:5", "TRAINING_WAIT_SECONDS": "0.05"}
-    job = begin_training(tmp_path, 3, *words, environment=fault)
-    try:
+    with training_job(tmp_path, 3, *words, environment=fault) as job:
         output = tmp_path / "output.txt"
         wait_until(lambda: "rank 2 is lost" in output.read_text())
         for process in psutil.Process(job.pid).children(recursive=True):
             if process.status() == psutil.STATUS_STOPPED:
                 process.send_signal(signal.SIGCONT)
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 0, ended.output
     assert "rank 2 is back" in ended.output
     assert counts(tmp_path / "result") == [12] * 100
@@ -189,13 +185,10 @@ def test_a_run_with_sub_servers_goes_on_amid_an_epoch_after_its_server_was_kille
         with np.load(checkpoint) as file:
             return bool(json.loads(str(file["facts"]))["epochs"]["examples"])
 
-    job = begin_training(tmp_path, 4, *words, environment={"TRAINING_WAIT_SECONDS": "0.05"})
-    try:
+    with training_job(tmp_path, 4, *words, environment={"TRAINING_WAIT_SECONDS": "0.05"}) as job:
         wait_until(is_amid_the_epoch)
         rank_of(job, 0).kill()
         assert job.wait(200)
-    finally:
-        end_job(job)
     assert not (tmp_path / "result" / "history.json").exists()
     ended = run_training(tmp_path, 4, *words)
     assert ended.exit_status == 0, ended.output
@@ -336,16 +329,13 @@ def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 20, "--worker-timeout", 2,
              "--masters", 2)  # fmt: skip
     slow = {"TRAINING_WAIT_SECONDS": "0.01"}
-    job = begin_training(
-        tmp_path, 5, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=slow
-    )
     output = tmp_path / "output.txt"
-    try:
+    with training_job(
+        tmp_path, 5, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=slow
+    ) as job:
         wait_until(lambda: "epoch  1/" in output.read_text())
         rank_of(job, 1).suspend()
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 0, ended.output
     assert "the sub-server, rank 1, is lost (silent for 3 s)" in ended.output
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 20
@@ -355,16 +345,13 @@ def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
 def test_the_group_of_a_sub_server_that_was_stopped_for_a_while_begins_anew(tmp_path: Path) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 40, "--worker-timeout", 1,
              "--masters", 2)  # fmt: skip
-    job = begin_training(tmp_path, 5, *words, environment={"TRAINING_WAIT_SECONDS": "0.01"})
     output = tmp_path / "output.txt"
-    try:
+    with training_job(tmp_path, 5, *words, environment={"TRAINING_WAIT_SECONDS": "0.01"}) as job:
         wait_until(lambda: "epoch  1/" in output.read_text())
         rank_of(job, 1).suspend()
         wait_until(lambda: "rank 3 is lost" in output.read_text())
         rank_of(job, 1).resume()
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 0, ended.output
     assert "rank 3 is back" in ended.output
     assert counts(tmp_path / "result") == [40] * 100
@@ -391,15 +378,12 @@ def test_workers_whose_server_and_sub_server_are_stopped_end_with_a_message(tmp_
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 400, "--worker-timeout", 1,
              "--masters", 1)  # fmt: skip
     slow = {"TRAINING_WAIT_SECONDS": "0.01"}
-    job = begin_training(tmp_path, 3, *words, program=IMPATIENT, environment=slow)
     output = tmp_path / "output.txt"
-    try:
+    with training_job(tmp_path, 3, *words, program=IMPATIENT, environment=slow) as job:
         wait_until(lambda: "epoch   1/" in output.read_text())
         rank_of(job, 0).suspend()
         rank_of(job, 1).suspend()
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 1, ended.output
     assert "the sub-server, rank 1, is lost (silent for 3 s)" in ended.output
     assert "rank 0 has not ended" in ended.output
@@ -499,16 +483,13 @@ def slow_to_look(tmp_path: Path) -> tuple[object, ...]:
 def test_a_worker_that_is_killed_while_the_server_looks_at_the_files_is_done_without(
     tmp_path: Path,
 ) -> None:
-    job = begin_training(tmp_path, 4, *slow_to_look(tmp_path), is_tolerant=True)
-    try:
+    with training_job(tmp_path, 4, *slow_to_look(tmp_path), is_tolerant=True) as job:
         wait_until((tmp_path / "looking").exists)
         killed = rank_of(job, 2)
         killed.kill()
         wait_until(lambda: not killed.is_running())  # the launcher knows it
         (tmp_path / "stopped").touch()
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 0, ended.output
     assert "rank 2 is lost" in ended.output
     assert counts(tmp_path / "result") == TWICE
@@ -517,13 +498,10 @@ def test_a_worker_that_is_killed_while_the_server_looks_at_the_files_is_done_wit
 def test_a_worker_that_is_interrupted_while_the_server_looks_at_the_files_ends_the_job(
     tmp_path: Path,
 ) -> None:
-    job = begin_training(tmp_path, 3, *slow_to_look(tmp_path))
-    try:
+    with training_job(tmp_path, 3, *slow_to_look(tmp_path)) as job:
         wait_until((tmp_path / "looking").exists)
         rank_of(job, 2).terminate()
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 130, ended.output
     assert "rank 2 is interrupted as it starts; start again" in ended.output
 
@@ -531,14 +509,11 @@ def test_a_worker_that_is_interrupted_while_the_server_looks_at_the_files_ends_t
 def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_others_in_order(
     tmp_path: Path,
 ) -> None:
-    job = begin_training(tmp_path, 3, *slow_to_look(tmp_path), "--worker-timeout", 40)
-    try:
+    with training_job(tmp_path, 3, *slow_to_look(tmp_path), "--worker-timeout", 40) as job:
         wait_until((tmp_path / "looking").exists)
         began = time.monotonic()
         rank_of(job, 0).send_signal(signal.SIGINT)
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status in (1, 130), ended.output  # of the rank that mpiexec hears first
     assert "Traceback" not in ended.output
     assert time.monotonic() - began < 20
@@ -550,14 +525,11 @@ def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_n
 ) -> None:
     words = slow_to_look(tmp_path)
     # One that has not started is waited for a minute, and the others must be patient for longer.
-    job = begin_training(tmp_path, 6, *words, "--worker-timeout", 40)
-    try:
+    with training_job(tmp_path, 6, *words, "--worker-timeout", 40) as job:
         wait_until((tmp_path / "looking").exists)
         rank_of(job, 2).suspend()
         (tmp_path / "stopped").touch()
         ended = end_of(tmp_path, job)
-    finally:
-        end_job(job)
     assert ended.exit_status == 0, ended.output
     assert counts(tmp_path / "result") == TWICE
 
