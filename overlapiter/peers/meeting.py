@@ -6,7 +6,6 @@ They do one thing, an ``allgather`` of small values, which is what the rendezvou
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import json
@@ -14,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from overlapiter.errors import OptionError
 
@@ -25,6 +24,9 @@ _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.1
 
 class KeyValueStore(Protocol):
     """What is used of ``torch.distributed``'s stores."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 at first, and return what it is then."""
 
     def set(self, key: str, value: str) -> None:
         """Set a value."""
@@ -159,10 +161,11 @@ class Rendezvous:
 
 
 class StoreCommunicator:
-    """A communicator of ranks that share a store of ``torch.distributed``."""
+    """A communicator of ranks that share a store of ``torch.distributed``.
 
-    #: Calls so far, by rank, of all communicators of this process: no key is used twice.
-    _n_calls: ClassVar[collections.Counter[int]] = collections.Counter()
+    The store itself counts the calls of each rank among so many, so that no key is used twice: not
+    by other communicators or jobs that use it, and not where a rank evaluates alone.
+    """
 
     def __init__(self, store: KeyValueStore, rank: int, size: int) -> None:
         self._store = store
@@ -171,8 +174,7 @@ class StoreCommunicator:
 
     def allgather(self, item: Any) -> list[Any]:
         """Return what each rank gives, by rank. Blocks until all have; see the store's time-out."""
-        call = self._n_calls[self.rank]
-        self._n_calls[self.rank] += 1
-        self._store.set(f"overlapiter/{call}/{self.rank}", json.dumps(item))
-        keys = [f"overlapiter/{call}/{rank}" for rank in range(self.size)]
+        call = self._store.add(f"overlapiter/{self.size}/{self.rank}", 1)
+        keys = [f"overlapiter/{self.size}/{rank}/{call}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(item))
         return [json.loads(self._store.get(key)) for key in keys]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import json
 import threading
@@ -143,7 +144,13 @@ class Store:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
+        self._numbers: collections.Counter[str] = collections.Counter()
         self._changes = threading.Condition()
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changes:
+            self._numbers[key] += amount
+            return self._numbers[key]
 
     def set(self, key: str, value: str) -> None:
         with self._changes:
@@ -160,6 +167,7 @@ class Store:
 def test_ranks_meet_in_a_store_of_torch() -> None:
     store = Store()
     stores = [StoreCommunicator(store, rank, SIZE) for rank in range(SIZE)]
+    StoreCommunicator(store, 0, 1).allgather("alone")  # as to evaluate
     assert gathered(lambda rank: stores[rank]) == EXPECTED
 
 
