@@ -34,7 +34,8 @@ def own_addresses() -> dict[str, str]:
         OptionError: There is no such interface.
     """
     named = os.environ.get(INTERFACE_VARIABLE, "")
-    found, of_ipv6 = {}, _ipv6_addresses()
+    found: dict[str, str] = {}
+    of_ipv6 = _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
