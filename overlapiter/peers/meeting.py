@@ -81,8 +81,9 @@ class Rendezvous:
         has read that, since the next call uses the same files.
 
         Raises:
-            OptionError: Some ranks did not come within five minutes.
-            OSError: The directory cannot be read or written.
+            OptionError: Some ranks did not come within five minutes, or the directory cannot be
+                written.
+            OSError: The directory cannot be read.
         """
         if self.rank == 0:
             return self._gather(item)
@@ -154,10 +155,19 @@ class Rendezvous:
     def _write(self, name: str, value: Any) -> None:
         path = os.path.join(self._directory, name)
         part = f"{path}.{secrets.token_hex(4)}"
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        os.replace(part, path)
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(value, file)
+            os.replace(part, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise OptionError(
+                "peers",
+                f"{path} cannot be written ({error.strerror}); name a directory that all ranks "
+                "see, where you may write and there is room",
+            ) from error
 
 
 class StoreCommunicator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import errno
 import json
+import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -108,6 +109,18 @@ def test_a_rank_beyond_the_number_of_ranks_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r"peers: .*meet cannot be made or looked at \(No such"):
         Rendezvous(tmp_path / "nowhere" / "meet", 0, SIZE)
+
+
+def test_a_directory_without_room_is_named_and_nothing_is_left_there(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    comm = Rendezvous(tmp_path / "meet", 0, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OptionError, match=r"peers: .*meet/all cannot be written \(File too"):
+            comm.allgather("here")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*(tmp_path / "meet").iterdir()]
 
 
 def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
