@@ -10,42 +10,63 @@ import struct
 from collections.abc import Mapping, Sequence
 
 from overlapiter.errors import OptionError
+from overlapiter.node import kernel_text
 
 #: Names the interface, such as ``ib0``, that the nodes of a job use; or an address of this node.
 INTERFACE_VARIABLE = "OVERLAPITER_INTERFACE"
 
 _LOOPBACK = "127.0.0.1"
-_SIOCGIFADDR = 0x8915
+_SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
+#: Of an interface that carries packets: it is up, and so is its other end.
+_RUNNING = 0x40
+#: Has the IPv6 addresses of this host: of each its digits, number of the interface, length of the
+#: prefix, scope (0 for one that other networks know), flags, and the name of the interface.
+_IPV6_ADDRESSES = "/proc/net/if_inet6"
 
 
 def own_addresses() -> dict[str, str]:
-    """Return the IPv4 addresses of this host by the names of its interfaces, the fastest first.
+    """Return the addresses of this host by the names of its interfaces, the fastest first.
 
-    If the user names one by :data:`INTERFACE_VARIABLE`, that one alone.
+    Of one without an IPv4 address it is one of IPv6. If the user names an interface by
+    :data:`INTERFACE_VARIABLE`, that one alone. Those that carry no packets now are left out.
 
     Raises:
         OptionError: There is no such interface.
     """
     named = os.environ.get(INTERFACE_VARIABLE, "")
-    found = {}
+    found: dict[str, str] = {}
+    of_ipv6 = _ipv6_addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # it has none
-                answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
-                found[name] = socket.inet_ntoa(answer[20:24])
+            with contextlib.suppress(OSError):  # it has gone, or has none of IPv4
+                flags = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, request)
+                if struct.unpack_from("h", flags, 16)[0] & _RUNNING:
+                    found |= {name: of_ipv6[name]} if name in of_ipv6 else {}
+                    answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
+                    found[name] = socket.inet_ntoa(answer[20:24])
     if named not in found and any(mark in named for mark in ".:"):  # ib0.8001 is an interface
         return {"": named}
     if named and named not in found:
         raise OptionError(
             INTERFACE_VARIABLE,
-            f"{named!r} is no interface of {socket.gethostname()} with an address; it has "
-            f"{', '.join(found)}",
+            f"{named!r} is no interface of {socket.gethostname()} that is up and has an address; "
+            f"it has {', '.join(found)}",
         )
     if named:
         return {named: found[named]}
     usable = {name: address for name, address in found.items() if not address.startswith("127.")}
     return dict(sorted(usable.items(), key=lambda item: -_speed_of(item[0])))
+
+
+def _ipv6_addresses() -> dict[str, str]:
+    """Return IPv6 addresses of this host that all hosts know, by the names of its interfaces."""
+    found = {}
+    for line in kernel_text(_IPV6_ADDRESSES).splitlines():
+        digits, _, _, scope, _, name = line.split()
+        if scope == "00":
+            found[name] = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
+    return found
 
 
 def address_among(addresses: Sequence[Mapping[str, str]], rank: int, *, is_one_host: bool) -> str:
@@ -77,8 +98,4 @@ def address_among(addresses: Sequence[Mapping[str, str]], rank: int, *, is_one_h
 
 def _speed_of(name: str) -> int:
     """Return the speed of an interface in Mb/s; 0 if it does not tell."""
-    try:
-        with open(f"/sys/class/net/{name}/speed") as file:
-            return max(0, int(file.read()))
-    except (OSError, ValueError):
-        return 0
+    return max(0, int(kernel_text(f"/sys/class/net/{name}/speed") or 0))

@@ -6,7 +6,6 @@ They do one thing, an ``allgather`` of small values, which is what the rendezvou
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import json
@@ -14,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from overlapiter.errors import OptionError
 
@@ -25,6 +24,9 @@ _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.1
 
 class KeyValueStore(Protocol):
     """What is used of ``torch.distributed``'s stores."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number, which is 0 at first, and return what it is then."""
 
     def set(self, key: str, value: str) -> None:
         """Set a value."""
@@ -79,8 +81,9 @@ class Rendezvous:
         has read that, since the next call uses the same files.
 
         Raises:
-            OptionError: Some ranks did not come within five minutes.
-            OSError: The directory cannot be read or written.
+            OptionError: Some ranks did not come within five minutes, or the directory cannot be
+                written.
+            OSError: The directory cannot be read.
         """
         if self.rank == 0:
             return self._gather(item)
@@ -152,17 +155,27 @@ class Rendezvous:
     def _write(self, name: str, value: Any) -> None:
         path = os.path.join(self._directory, name)
         part = f"{path}.{secrets.token_hex(4)}"
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="utf-8") as file:
-            json.dump(value, file)
-        os.replace(part, path)
+        try:
+            fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(value, file)
+            os.replace(part, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(part)
+            raise OptionError(
+                "peers",
+                f"{path} cannot be written ({error.strerror}); name a directory that all ranks "
+                "see, where you may write and there is room",
+            ) from error
 
 
 class StoreCommunicator:
-    """A communicator of ranks that share a store of ``torch.distributed``."""
+    """A communicator of ranks that share a store of ``torch.distributed``.
 
-    #: Calls so far, by rank, of all communicators of this process: no key is used twice.
-    _n_calls: ClassVar[collections.Counter[int]] = collections.Counter()
+    The store itself counts the calls of each rank among so many, so that no key is used twice: not
+    by other communicators or jobs that use it, and not where a rank evaluates alone.
+    """
 
     def __init__(self, store: KeyValueStore, rank: int, size: int) -> None:
         self._store = store
@@ -171,8 +184,7 @@ class StoreCommunicator:
 
     def allgather(self, item: Any) -> list[Any]:
         """Return what each rank gives, by rank. Blocks until all have; see the store's time-out."""
-        call = self._n_calls[self.rank]
-        self._n_calls[self.rank] += 1
-        self._store.set(f"overlapiter/{call}/{self.rank}", json.dumps(item))
-        keys = [f"overlapiter/{call}/{rank}" for rank in range(self.size)]
+        call = self._store.add(f"overlapiter/{self.size}/{self.rank}", 1)
+        keys = [f"overlapiter/{self.size}/{rank}/{call}" for rank in range(self.size)]
+        self._store.set(keys[self.rank], json.dumps(item))
         return [json.loads(self._store.get(key)) for key in keys]

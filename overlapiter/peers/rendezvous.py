@@ -57,7 +57,7 @@ def communicator_of(peers: object, rank: int, size: int) -> Communicator:
             f"is a communicator of rank {comm.rank} of {comm.size}, but scatter_order was given "
             f"one of rank {rank} of {size}; give both the same",
         )
-    if hasattr(peers, "set") and hasattr(peers, "get"):
+    if hasattr(peers, "add") and hasattr(peers, "set") and hasattr(peers, "get"):
         return StoreCommunicator(peers, rank, size)
     raise OptionError(
         "peers",

@@ -137,7 +137,8 @@ class Server:
         listener: The socket on which peers come.
         secret: Of the job.
         catalogue: Tells where staged files lie.
-        since: Of what was staged after this time, in seconds, the job has compared the source.
+        since: Of what was staged after this time, in seconds, and not after now, as the clock once
+            was, the job has compared the source.
     """
 
     def __init__(
@@ -267,13 +268,14 @@ class Server:
 
     def _answer(self, connection: _Connection, names: Sequence[bytes]) -> None:
         found = self._catalogue.look(names)
-        records = []
+        records, now = [], time.time()
         for name in names:
             if name in found:
                 path, start, size, mtime, checksum, at = found[name]
                 piece = self._segments.view(path, start, size)
                 if piece is not None:
-                    records.append((FRESH if at > self._since else THERE, size, mtime, checksum))
+                    state = FRESH if self._since < at <= now else THERE
+                    records.append((state, size, mtime, checksum))
                     if piece:
                         connection.pieces.append(piece)
                     continue

@@ -124,6 +124,19 @@ def test_hosts_find_each_other_and_read_each_file_once(hosts: list[str], tmp_pat
     assert N_FILES <= sum(reads) <= 1.35 * N_FILES
 
 
+def test_hosts_whose_first_interface_is_down_and_whose_second_one_has_ipv6_alone(
+    hosts: list[str], tmp_path: Path
+) -> None:
+    ip("-n", hosts[0], "link", "add", "eth9", "type", "veth", "peer", "eth9", "netns", hosts[1])
+    for number, host in enumerate(hosts, 1):
+        ip("-n", host, "addr", "add", f"fd00:213::{number}/64", "dev", "eth9", "nodad")
+        ip("-n", host, "link", "set", "eth9", "up")
+    ip("-n", hosts[1], "link", "set", CABLE, "down")  # it keeps its address
+    with ranks(hosts, tmp_path) as processes:
+        found = results(processes)
+    assert N_FILES <= sum(check_right(found)) <= 1.35 * N_FILES
+
+
 def test_a_cable_that_is_cut_and_joined_again_amid_training(
     hosts: list[str], tmp_path: Path
 ) -> None:

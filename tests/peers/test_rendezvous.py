@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import errno
 import json
+import resource
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -109,6 +111,18 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         Rendezvous(tmp_path / "nowhere" / "meet", 0, SIZE)
 
 
+def test_a_directory_without_room_is_named_and_nothing_is_left_there(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    comm = Rendezvous(tmp_path / "meet", 0, 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(OptionError, match=r"peers: .*meet/all cannot be written \(File too"):
+            comm.allgather("here")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not [*(tmp_path / "meet").iterdir()]
+
+
 def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
     (tmp_path / "meet").chmod(0o777)
@@ -143,7 +157,13 @@ class Store:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
+        self._numbers: collections.Counter[str] = collections.Counter()
         self._changes = threading.Condition()
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changes:
+            self._numbers[key] += amount
+            return self._numbers[key]
 
     def set(self, key: str, value: str) -> None:
         with self._changes:
@@ -160,6 +180,7 @@ class Store:
 def test_ranks_meet_in_a_store_of_torch() -> None:
     store = Store()
     stores = [StoreCommunicator(store, rank, SIZE) for rank in range(SIZE)]
+    StoreCommunicator(store, 0, 1).allgather("alone")  # as to evaluate
     assert gathered(lambda rank: stores[rank]) == EXPECTED
 
 

@@ -22,6 +22,7 @@ from overlapiter.peers.protocol import (
     LENGTH,
     MOST_NAMES,
     NONCE_BYTES,
+    THERE,
     Seal,
     packed_names,
     proof,
@@ -211,8 +212,9 @@ class Scattered:
 
     def look(self, names: Sequence[bytes]) -> dict[bytes, Entry]:
         paths = {each: f"{self._folder}/{each.decode()}" for each in names}
+        at = int(time.time()) + (3600 if b"ahead" in names else -1)
         return {
-            each: (path, WHOLE if each == b"whole" else 0, FILE_BYTES, 1, 1, 50)
+            each: (path, WHOLE if each == b"whole" else 0, FILE_BYTES, 1, 1, at)
             for each, path in paths.items()
         }
 
@@ -271,6 +273,18 @@ def test_more_segments_than_are_kept_open_are_sent_at_the_same_time(tmp_path: Pa
             assert len(connection.answer(n_asked)) == n_asked
             for number in range(row * n_asked, (row + 1) * n_asked):
                 assert connection.read(FILE_BYTES)[:4] == b"%04d" % number
+
+
+def test_what_was_staged_while_the_clock_was_ahead_has_not_been_compared_by_this_job(
+    tmp_path: Path,
+) -> None:
+    for each in ("ahead", "right"):
+        (tmp_path / each).write_bytes(content()[:FILE_BYTES])
+    with in_a_thread(tmp_path) as (address, _), connected(address) as connection:
+        for each, state in ((b"ahead", THERE), (b"right", FRESH)):
+            connection.ask([each])
+            assert connection.answer(1)[0].state == state
+            connection.read(FILE_BYTES)
 
 
 def test_what_was_removed_is_not_kept_open(tmp_path: Path) -> None:
