@@ -68,7 +68,7 @@ def _load_loader(_module: object, is_whole: bool) -> None:
         import_module(".torch.loader", __name__)
 
 
-# While Lightning asks a model for its loader, it notes the arguments of each class of loaders that is
-# there already. One that is first imported then cannot be made again with a DistributedSampler.
+# While Lightning asks a model for its loader, it notes the arguments of the classes of loaders that
+# are there already. One imported then cannot be made again, with a DistributedSampler.
 for _package in ("lightning.fabric", "lightning_fabric"):
     when_imported(f"{_package}.utilities.data", _load_loader)
