@@ -6,10 +6,12 @@ package, does not import Chainer for nothing.
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .firstuse import names_of
+from .importhook import when_imported
 
 if TYPE_CHECKING:
     from . import errors as errors
@@ -59,3 +61,14 @@ for _framework in ("chainer", "torch"):
 
 if not TYPE_CHECKING:  # a checker would take any name for one of them
     __getattr__, __dir__ = names_of(globals(), _HOMES)
+
+
+def _load_loader(_module: object, is_whole: bool) -> None:
+    if is_whole:
+        import_module(".torch.loader", __name__)
+
+
+# While Lightning asks a model for its loader, it notes the arguments of the classes of loaders that
+# are there already. One imported then cannot be made again, with a DistributedSampler.
+for _package in ("lightning.fabric", "lightning_fabric"):
+    when_imported(f"{_package}.utilities.data", _load_loader)

@@ -21,15 +21,15 @@ from typing import NamedTuple
 #: Replaces the host name as the name of a process's node, for several "nodes" on one machine.
 NODE_VARIABLE = "OVERLAPITER_NODE"
 
-#: The launchers' variables for local rank and local size. Slurm's are read after these, since
-#: Slurm may have started another launcher, once for each node.
+#: The launchers' variables for local rank and local size. What may have started another launcher,
+#: once for each node, comes after that one: MPI's after torchrun's, Slurm's after all of these.
 _LAUNCHERS = (
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
-    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 #: Lightning's launcher tells only how many ranks the job has. If they meet at a loopback address,
 #: all of them share this machine.

@@ -151,6 +151,12 @@ CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_
             LIGHTNING | {"MASTER_ADDR": "gpu0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
             id="Lightning on several, and what the user adds",
         ),
+        pytest.param(
+            PALS
+            | {"PALS_LOCAL_RANKID": "0", "PALS_LOCAL_SIZE": "1"}
+            | {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"},
+            id="torchrun, which PALS has started once for each node",
+        ),
     ],
 )
 def test_the_launcher_tells_who_shares_the_node(environment: dict[str, str]) -> None:

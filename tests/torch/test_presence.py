@@ -80,3 +80,17 @@ if __name__ == "__main__":
     loader.close()
 """
     assert run_script(tmp_path, body).stdout == "set()\ntensor([1, 2])\n"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_lightning_meets_the_class_of_the_loader_before_the_program_uses_it(
+    tmp_path: Path, is_first: bool
+) -> None:
+    """Lightning patches PyTorch's class and its subclasses while a model makes its loader."""
+    utilities = tmp_path / "lightning" / "fabric" / "utilities"  # what stands in for it
+    utilities.mkdir(parents=True)
+    (utilities / "data.py").write_text("from torch.utils.data import DataLoader\n")
+    imports = ["import overlapiter", "from lightning.fabric.utilities.data import DataLoader"]
+    use = "print(overlapiter.torch.DataLoader in before)"
+    lines = [*imports[:: 1 if is_first else -1], "before = DataLoader.__subclasses__()", use]
+    assert run_script(tmp_path, "\n".join(lines)).stdout == "True\n"
