@@ -244,6 +244,8 @@ def _too_small(facts: Facts) -> _Advice:
     )
     about = f", about {1.02 * needed_bytes / 1e6:,.0f} MB" if needed_bytes else ""
     change = f"give it room for the whole data set{about}"
+    if span.files_refused > span.files_evicted:  # there was little of this data set to remove
+        change += ", besides what else is there, or remove that (`overlapiter evict`)"
     return reason, change, facts.expected_rate()
 
 

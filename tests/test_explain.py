@@ -142,7 +142,18 @@ def test_a_directory_in_which_nothing_finds_room_is_given_no_size() -> None:
     waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
     found = explained(waited, {Counter.FILES_REFUSED: 1000, Counter.OPENS_SOURCE: 1000})
     assert found.cause is Cause.DIRECTORY_TOO_SMALL
-    assert found.change == "give it room for the whole data set"
+    assert found.change == (
+        "give it room for the whole data set, besides what else is there, or remove that "
+        "(`overlapiter evict`)"
+    )
+
+
+def test_a_directory_in_which_the_data_set_makes_room_for_itself_is_not_to_be_emptied() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
+    counts = {Counter.FILES_STAGED: 1000, Counter.FILES_EVICTED: 900, Counter.FILES_REFUSED: 100}
+    counts |= {Counter.BYTES_STAGED: 10**9, Counter.OPENS_SOURCE: 1000}
+    found = explained(waited, counts)
+    assert found.change == "give it room for the whole data set, about 1,020 MB"
 
 
 def test_readers_that_wait_for_files_which_were_removed_are_told_of_the_directory() -> None:

@@ -172,6 +172,7 @@ class Access:
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is not None:
+                opened.wait()  # a place that is given up meanwhile is to be given back
                 # Who opens it next meets damage, too, and throws it away.
                 with contextlib.suppress(IndexDamagedError, StaleError):
                     reclaim.finish_later(opened, opened.vacant.take_all())

@@ -429,17 +429,20 @@ class OpenGeneration:
 
     # --- the end ------------------------------------------------------------------------------
 
+    def wait(self) -> None:
+        """Wait a little for small files: they are being written at this moment."""
+        with self.lock:
+            self._settled.wait_for(self._is_settled, _PATIENCE_SECONDS)
+
     def close(self) -> None:
         """Give back what is reserved, and leave.
 
-        Of what is pending, a large file that is being copied is given back, too. Small files are
-        waited for: they are being written at this moment. If that takes too long, they are left to
-        other processes.
+        Of what is pending, a large file that is being copied is given back, too. Small files that
+        are being written still are left to other processes.
         """
         with self.lock:
             try:
-                is_settled = self._settled.wait_for(self._is_settled, _PATIENCE_SECONDS)
-                if is_settled and self.index.is_current():
+                if self._is_settled() and self.index.is_current():
                     self._close([*self._own.values()], is_last=True)
             except (OSError, IndexDamagedError, StaleError):
                 pass  # as if it had been killed: another process takes over

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,9 @@ from tests.store.stores import (
     sum_of_charges,
     wanted,
 )
+
+#: What takes longer hangs.
+_LONG_SECONDS = 30.0
 
 
 def files_of(*n_blocks: int) -> Files:
@@ -284,3 +288,30 @@ def test_places_that_are_promised_stay_vacant_for_another_file(tmp_path: Path) -
         store.give_up(place)
     store.close()
     check_accounts(store, tmp_path)
+
+
+@in_a_process
+def test_a_place_that_is_given_up_while_the_store_is_closed_is_given_back(tmp_path: Path) -> None:
+    files = files_of(3, 3)
+    store = made_store(tmp_path)
+    stage(store, files, files.paths)
+    evict(store, files.paths[:1])
+    place = one_place(store, 3 * BLOCK_BYTES)
+    assert place is not None
+    is_waiting = threading.Event()
+    condition = place.give_up.__self__._settled
+    wait_for = condition.wait_for
+
+    def noted(is_settled: Any, _patience: float) -> bool:
+        is_waiting.set()
+        return wait_for(is_settled, _LONG_SECONDS)
+
+    condition.wait_for = noted
+    closing = threading.Thread(target=store.close, kwargs={"is_last": True})
+    closing.start()
+    assert is_waiting.wait(_LONG_SECONDS)
+    store.give_up(place)
+    closing.join()
+    another = made_store(tmp_path, run=2)
+    assert another.total_bytes() == 3 * BLOCK_BYTES
+    another.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 
 import pytest
 from hypothesis import settings
@@ -260,6 +261,15 @@ def test_a_part_that_is_done_twice_counts_once():
     schedule.done(other)
     schedule.done(other)
     assert [batch.batch_id for batch in settled] == [0]
+
+
+def test_nothing_is_left_of_a_settled_mini_batch_for_the_garbage_collector():
+    schedule = Schedule(is_staging=False, part_size=lambda _: 1, settled=lambda _: None)
+    schedule.admit(0, [1, 2], None)
+    batch = weakref.ref(schedule.batch(0))
+    while (part := schedule.next_to_read(1)) is not None:
+        schedule.done(part)
+    assert batch() is None
 
 
 def test_after_a_drop_the_numbers_go_on_where_they_are_told():

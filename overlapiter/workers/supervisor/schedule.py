@@ -230,6 +230,7 @@ class Schedule:
         if not batch.n_waiting:
             del self._batches[batch.batch_id]
             self._settled(batch)
+            batch.parts = []  # a cycle with it would wait for the garbage collector
 
     def fail(self, part: Part, failure: bytes) -> None:
         """Abandon the mini-batch of a part that cannot be read; the first failure counts."""
