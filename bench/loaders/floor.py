@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -48,18 +47,15 @@ def _run_loops(spec: RunSpec) -> list[dict]:
 
 
 def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> dict:
-    names = ("begin", "first_end", "end", "fetch_seconds", "cpu_seconds")
-    begins, firsts, ends, fetches, used = ([each[name] for each in reports] for name in names)
+    names = ("first_end", "end", "cpu_seconds")
+    firsts, ends, used = ([each[name] for each in reports] for name in names)
     end, n_loops = max(read_end, *ends), len(reports)
     fingerprints = {key: value for each in reports for key, value in each["fingerprints"].items()}
-    initialize, fetch = mean(begins) - start, mean(fetches)
-    others = end - start - initialize - fetch
     n_images = spec.n_batches * spec.batch_size
     n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
     return NOT_MEASURED | {
         **rates(start, min(firsts), end, n_images),
         "rate_after_first": n_later / max(end - max(firsts), 1e-9),
-        "parts": {"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
         "cpu": {"loop": {"n_processes": n_loops, "seconds": sum(used)}},
         "fingerprints": [fingerprints[position] for position in range(spec.n_batches)],
     }
@@ -67,14 +63,12 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
 
 def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
     """Build the mini-batches at ``positions`` one after the other; return what that took."""
-    report = {"begin": time.monotonic(), "fetch_seconds": 0.0, "fingerprints": {}}
     cpu_begin, check_seconds, batches = time.process_time(), 0.0, spec.batches()
+    report: dict[str, Any] = {"fingerprints": {}}
     images, labels = None, np.empty(spec.batch_size, np.int32)
     for position in positions:
         for row, index in enumerate(batches[position]):
-            before = time.monotonic()
             image, labels[row] = dataset[index]
-            report["fetch_seconds"] += time.monotonic() - before
             if images is None:
                 images = np.empty((spec.batch_size, *image.shape), image.dtype)
             images[row] = image
