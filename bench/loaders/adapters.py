@@ -53,8 +53,7 @@ def open_overlap(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loade
     if spec.loader != "overlap-local":
         options["staging"] = _staging(spec, peers=part.comm if spec.has_peers else None)
     iterator = _iterator(spec, overlapiter.OverlapIterator, dataset, part, **options)
-    told = {"statistics": lambda: iterator.stats().as_dict()}
-    return _of_chainer(iterator, overlapiter.concat_examples, **told)
+    return _of_chainer(iterator, overlapiter.concat_examples, lambda: iterator.stats().as_dict())
 
 
 def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
@@ -86,9 +85,9 @@ def _iterator(spec: RunSpec, make: type, dataset: Any, part: Part | None, **opti
     return make(dataset, spec.batch_size, n_processes=spec.n_readers, **options)
 
 
-def _of_chainer(iterator: Any, concat: Callable, **told: Callable) -> Loader:
+def _of_chainer(iterator: Any, concat: Callable, statistics: Callable = dict) -> Loader:
     ends = iterator.finalize, lambda: iterator.is_new_epoch
-    return Loader(iterator.__next__, *ends, concat=concat, **told)
+    return Loader(iterator.__next__, *ends, statistics, concat)
 
 
 def _staging(spec: RunSpec, **others: object) -> Any:
