@@ -199,15 +199,14 @@ def run_points(
     failed: dict[str, str] = {}
 
     def run(point: dict) -> dict:
-        if isolated.name_of(point) in failed:
-            return {}
-        try:
-            return run_once(specs[id(point)], options.most_seconds)
-        except isolated.RunFailedError as error:
-            if options.most_seconds is None:
-                raise
-            failed[isolated.name_of(point)] = str(error)
-            return {}
+        if (name := isolated.name_of(point)) not in failed:
+            try:
+                return run_once(specs[id(point)], options.most_seconds)
+            except isolated.RunFailedError as error:
+                if options.most_seconds is None:
+                    raise
+                failed[name] = str(error)
+        return {}
 
     isolated.take_turns(points, options.repeats, run)
     points[:] = [point for point in points if isolated.name_of(point) not in failed]
