@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from bench.harness import claim
@@ -34,3 +36,24 @@ def test_it_measures_where_a_run_can_stage(image_folder, tmp_path):
     words += ["--out", str(tmp_path / "result.json"), "--lines", "cold"]
     with mounted_tmpfs(tmp_path / "disk", DISK_BYTES) as disk:
         assert claim.run("pipeline", [*words, "--local", str(disk)]) == 0
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+def test_what_ranks_have_staged_makes_room_for_the_runs_that_follow(tmp_path):
+    words = [
+        "--parts",
+        "epochs",
+        "--kinds",
+        "peers,alone",
+        "--quick",
+        "--local",
+        str(tmp_path / "disk"),
+    ]
+    out = tmp_path / "result.json"
+    with mounted_tmpfs(tmp_path / "disk", 34 << 20):
+        assert claim.run("peers", [*words, "--out", str(out)]) == 0
+    for point in json.loads(out.read_text())["points"]:
+        for run in point["runs"]:
+            # The first epoch may miss some that it reads ahead for the second one.
+            assert run["reads"][0] < 1.5 * point["examples"], point
