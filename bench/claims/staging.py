@@ -24,7 +24,7 @@ from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, median_of, table
 from bench.loaders.files import make_files, read_files
 from bench.loaders.report import staging_us, verified
-from bench.loaders.sources import MountOptions, prepare, run_once, spec_of
+from bench.loaders.sources import MountOptions, prepare, require_room, run_once, spec_of
 from bench.loaders.spec import RunSpec
 
 #: Of files that are evicted by driving the store, and how many at once: by the pipeline up to 32.
@@ -88,6 +88,7 @@ def spec_with_files(point: dict, options: Options, scratch: Path) -> RunSpec:
     if size := point.get("file_bytes"):
         options.root = scratch / f"source-{size}"
         options.pairs = options.root.with_suffix(".txt")
+        require_room(scratch, 3 * n_files * size)  # beside the source what is staged, and copied
         if not options.pairs.exists():  # of many small ones, most are links to the others
             make_files(options.root, n_files, size, 500 if options.part == "reads" else n_files)
     spec, _facts = prepare(options, scratch, n_files)
@@ -126,7 +127,7 @@ def copy(spec: RunSpec) -> dict:
     """Copy the files by ``cp -r``; return its CPU ``seconds`` and the bytes."""
     read_files(spec.paths(), spec.root)
     n_bytes = sum(Path(spec.root, path).stat().st_size for path in spec.paths())
-    target = tempfile.mkdtemp(prefix="copied-", dir=Path(spec.root).parent)
+    target = tempfile.mkdtemp(prefix="fresh-copied-", dir=Path(spec.root).parent)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(["cp", "-r", spec.root, target], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -141,7 +142,7 @@ def drive(request: dict) -> dict:
     """
     from bench.harness.store_access import stage_bytes, store_in
 
-    store = store_in(tempfile.mkdtemp(prefix="evicted-", dir=request["local"]))
+    store = store_in(tempfile.mkdtemp(prefix="fresh-evicted-", dir=request["local"]))
     data, n_files = os.urandom(_FILE_BYTES), request["n_files"]
     names = [f"{number}.jpg" for number in range(n_files)]
     n_at_once = STATES[request["name"]]

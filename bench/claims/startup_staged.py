@@ -13,7 +13,7 @@ from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted
 from bench.loaders.run import run_loader
-from bench.loaders.sources import fresh
+from bench.loaders.sources import BLOCK_BYTES, fresh, require_room
 from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 
@@ -61,6 +61,7 @@ def leave(request: dict) -> dict:
 
 
 def measure(options: Options, scratch: Path) -> dict:
+    require_room(scratch, options.files * BLOCK_BYTES)
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
     root, photographs = str(made.root.resolve()), [path for path, _ in made.pairs]

@@ -21,7 +21,7 @@ from bench.harness.options import OptionsError, option, require
 from bench.harness.tables import median_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions, run_points
-from bench.loaders.spec import LOADERS, PARTS, package_of
+from bench.loaders.spec import LOADERS, package_of
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEPT_READS = 64
@@ -94,6 +94,16 @@ def measure(options: Options, scratch: Path) -> dict:
 
 _VARIED = {"n_prefetchers": "prefetchers", "n_readers": "file readers"}
 _RATE = "images_per_second"
+#: The parts of the readers' time, as the iterator's statistics sum them up, and words for them.
+PARTS = {
+    "initialize": "initialize", "dequeue": "dequeue an index list", "fetch": "fetch data",
+    "other": "others"
+}  # fmt: skip
+
+
+def seconds_of(run: dict, part: str) -> float:
+    """Return the seconds of the mean file reader in a part of its time."""
+    return run["statistics"][f"{part}_seconds"] / run["statistics"]["n_readers"]
 
 
 def marks(result: dict) -> list[tuple]:
@@ -108,10 +118,10 @@ def marks(result: dict) -> list[tuple]:
     for varied, fixed in (_VARIED, reversed(_VARIED)):
         title = f"Seconds of a reader by {_VARIED[varied]}; {_SWEEP[fixed]} {_VARIED[fixed]}"
         found += [
-            (title, words, str(point[varied]), [run["parts"][name] for run in point["runs"]])
+            (title, words, str(point[varied]), [seconds_of(run, part) for run in point["runs"]])
             for point in points
             if point["loader"] == "overlap" and point[fixed] == _SWEEP[fixed]
-            for name, words in PARTS.items()
+            for part, words in PARTS.items()
         ]
     return found + [
         ("Images per second by file readers", fill(report.meaning_of(point), 44),

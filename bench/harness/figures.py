@@ -19,21 +19,7 @@ from matplotlib.axes import Axes
 from bench.harness.machine import machine_words
 from bench.harness.tables import spread
 
-# Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
-_COLOURS = ["#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#009E73", "#000000"]
-_STYLE = {
-    "figure.dpi": 150,
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.prop_cycle": plt.cycler(color=_COLOURS, ls=["-", "--"] * 3),
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-}
-plt.rcParams.update(_STYLE)
+plt.style.use(Path(__file__).with_suffix(".mplstyle"))
 
 #: Spreads by the label of a series and the place.
 Series = dict[str, dict[Any, dict]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from types import SimpleNamespace
@@ -32,14 +30,9 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean(values), error
 
 
-def spread_of(point: dict, *keys: str) -> dict[str, float]:
-    """Return the spread over the runs of a point; several keys lead into the run."""
-    return spread(functools.reduce(operator.getitem, keys, run) for run in point["runs"])
-
-
-def median_of(point: dict, *keys: str) -> float:
-    """Return the median over the runs of a point, as :func:`spread_of`."""
-    return spread_of(point, *keys)["median"]
+def median_of(point: dict, key: str) -> float:
+    """Return the median of a number over the runs of a point."""
+    return spread(run[key] for run in point["runs"])["median"]
 
 
 def by_repeat(value_of: Callable[..., float], *runs: Sequence[dict]) -> list[float]:

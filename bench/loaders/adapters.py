@@ -15,7 +15,7 @@ import numpy as np
 
 from bench.harness.options import picked
 from bench.loaders.files import Example, copy_files
-from bench.loaders.spec import PARTS, RunSpec
+from bench.loaders.spec import RunSpec
 
 _COPY_STREAMS = 64
 _N_PREPARED = 4
@@ -38,8 +38,6 @@ class Loader:
     next_batch: Callable[[], list[Example]]
     close: Callable[[], object]  # ends all processes
     is_new_epoch: Callable[[], bool] = lambda: False  # whether the last mini-batch ended an epoch
-    # The parts of the mean reader's time within these seconds of the clock.
-    parts: Callable[[float, float], dict[str, float] | None] = lambda *_: None
     statistics: Callable[[], dict[str, float]] = dict  # what it counts itself
     concat: Callable[[list[Example], int], tuple] | None = None
 
@@ -55,15 +53,7 @@ def open_overlap(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loade
     if spec.loader != "overlap-local":
         options["staging"] = _staging(spec, peers=part.comm if spec.has_peers else None)
     iterator = _iterator(spec, overlapiter.OverlapIterator, dataset, part, **options)
-
-    def parts(_start: float, _end: float) -> dict[str, float]:
-        found = iterator.stats()  # sums over the readers
-        names = ("initialize", "dequeue", "fetch", "other")
-        seconds = (getattr(found, f"{name}_seconds") / found.n_readers for name in names)
-        return dict(zip(PARTS, seconds, strict=True))
-
-    told = {"statistics": lambda: iterator.stats().as_dict()}
-    return _of_chainer(iterator, parts, overlapiter.concat_examples, **told)
+    return _of_chainer(iterator, overlapiter.concat_examples, lambda: iterator.stats().as_dict())
 
 
 def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
@@ -71,12 +61,8 @@ def open_stock(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
     from chainer.dataset import concat_examples
     from chainer.iterators import MultiprocessIterator
 
-    from bench.loaders.stock_timing import TimedDataset
-
     np.random.seed(spec.seed)
-    timed = TimedDataset(dataset, spec.n_readers)
-    iterator = _iterator(spec, MultiprocessIterator, timed, part)
-    return _of_chainer(iterator, timed.parts, concat_examples)
+    return _of_chainer(_iterator(spec, MultiprocessIterator, dataset, part), concat_examples)
 
 
 def open_copied(spec: RunSpec, dataset: Any, part: Part | None = None) -> Loader:
@@ -99,9 +85,9 @@ def _iterator(spec: RunSpec, make: type, dataset: Any, part: Part | None, **opti
     return make(dataset, spec.batch_size, n_processes=spec.n_readers, **options)
 
 
-def _of_chainer(iterator: Any, parts: Callable, concat: Callable, **told: Callable) -> Loader:
+def _of_chainer(iterator: Any, concat: Callable, statistics: Callable = dict) -> Loader:
     ends = iterator.finalize, lambda: iterator.is_new_epoch
-    return Loader(iterator.__next__, *ends, parts, concat=concat, **told)
+    return Loader(iterator.__next__, *ends, statistics, concat)
 
 
 def _staging(spec: RunSpec, **others: object) -> Any:

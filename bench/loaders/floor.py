@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import ChainMap
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ def run_floor(spec: RunSpec) -> dict:
         return {**result, "statistics": {"bare_reader_seconds": read["end"] - start}}
 
 
-def _run_loops(spec: RunSpec) -> list[dict]:
+def _run_loops(spec: RunSpec) -> list[tuple]:
     """Return what each of the loops reports; blocks until all end."""
     dataset = images_of(spec.examples(), spec.local)
     # Each builds two at least: the first mini-batch of one alone is no pace.
@@ -47,44 +47,40 @@ def _run_loops(spec: RunSpec) -> list[dict]:
         return list(pool.map(partial(_build, spec, dataset), parts))
 
 
-def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> dict:
-    names = ("begin", "first_end", "end", "fetch_seconds", "cpu_seconds")
-    begins, firsts, ends, fetches, used = ([each[name] for each in reports] for name in names)
-    end, n_loops = max(read_end, *ends), len(reports)
-    fingerprints = {key: value for each in reports for key, value in each["fingerprints"].items()}
-    initialize, fetch = mean(begins) - start, mean(fetches)
-    others = end - start - initialize - fetch
+def _result(spec: RunSpec, start: float, reports: list[tuple], read_end: float = 0.0) -> dict:
+    firsts, lasts, used, prints = zip(*reports, strict=True)
+    end, n_loops, fingerprints = max(read_end, *lasts), len(reports), ChainMap(*prints)
     n_images = spec.n_batches * spec.batch_size
     n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
     return NOT_MEASURED | {
         **rates(start, min(firsts), end, n_images),
         "rate_after_first": n_later / max(end - max(firsts), 1e-9),
-        "parts": {"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
         "cpu": {"loop": {"n_processes": n_loops, "seconds": sum(used)}},
         "fingerprints": [fingerprints[position] for position in range(spec.n_batches)],
     }
 
 
-def _build(spec: RunSpec, dataset: Any, positions: range) -> dict:
-    """Build the mini-batches at ``positions`` one after the other; return what that took."""
-    report = {"begin": time.monotonic(), "fetch_seconds": 0.0, "fingerprints": {}}
+def _build(spec: RunSpec, dataset: Any, positions: range) -> tuple:
+    """Build the mini-batches at ``positions`` one after the other; return what that took.
+
+    It is when the first and the last one were there, the seconds of CPU, and the fingerprints.
+    """
     cpu_begin, check_seconds, batches = time.process_time(), 0.0, spec.batches()
     images, labels = None, np.empty(spec.batch_size, np.int32)
+    first_end, fingerprints = 0.0, {}
     for position in positions:
         for row, index in enumerate(batches[position]):
-            before = time.monotonic()
             image, labels[row] = dataset[index]
-            report["fetch_seconds"] += time.monotonic() - before
             if images is None:
                 images = np.empty((spec.batch_size, *image.shape), image.dtype)
             images[row] = image
-        report.setdefault("first_end", time.monotonic())
+        first_end = first_end or time.monotonic()
         # The trainer of a loader does this check, so it counts in none of the readers.
         before_check = time.process_time()
-        report["fingerprints"][position] = fingerprint(list(zip(images, labels, strict=True)))
+        fingerprints[position] = fingerprint(list(zip(images, labels, strict=True)))
         check_seconds += time.process_time() - before_check
     cpu_seconds = time.process_time() - cpu_begin - check_seconds
-    return {**report, "end": time.monotonic(), "cpu_seconds": cpu_seconds}
+    return first_end, time.monotonic(), cpu_seconds, fingerprints
 
 
 def bare_reader(store: Store) -> ProcessPoolExecutor:

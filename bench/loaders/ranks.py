@@ -24,6 +24,7 @@ from bench.harness import isolated
 from bench.loaders.adapters import ADAPTERS, Part
 from bench.loaders.files import copy_files, forget_files
 from bench.loaders.run import data_of, drive
+from bench.loaders.sources import ROOM_BYTES, room_of
 from bench.loaders.spec import RunSpec
 from bench.slow import SlowStore, slow_store
 from bench.slow.store import OpenRecord
@@ -63,7 +64,7 @@ def run_ranks(
         else:
             found = rank(told) or {"ranks": []}
         records = store.records() if isinstance(store, SlowStore) else []
-    if spec.local_root:  # a data set is large, and there may be room for one copy alone
+    if spec.local_root or room_of(staging.parent) < ROOM_BYTES:  # a data set may be large
         shutil.rmtree(staging, ignore_errors=True)
     return found["ranks"], records
 

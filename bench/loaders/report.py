@@ -1,15 +1,13 @@
-"""Loaders that build the same mini-batches: rates, parts of a reader's time, CPU, faults."""
+"""Loaders that build the same mini-batches: rates, CPU, faults."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median
 
-import numpy as np
-
 from bench.harness.isolated import name_of
 from bench.harness.tables import by_repeat, median_of, share_of, table
-from bench.loaders.spec import LOADERS, PARTS
+from bench.loaders.spec import LOADERS
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
@@ -84,28 +82,6 @@ def verified(points: list[dict]) -> dict[str, object]:
     return {"verified": {"batches": compared, "different": different}, "examples": words}
 
 
-def name_rows(result: dict) -> list[list[str]]:
-    """Return what the short names of the points stand for."""
-    meanings = {name_of(point): meaning_of(point) for point in result["points"]}
-    return [["name", "what it is"], *map(list, meanings.items())]
-
-
-def part_rows(result: dict) -> list[list[str]]:
-    """Return the seconds of the mean file reader, the waits in next(), and opens of the store."""
-    waited = ("wait ms: median", "p99", "max", "opens")
-    rows = [["seconds of a reader", "most prefetchers", "readers", *PARTS.values(), *waited]]
-    for point in result["points"]:
-        runs, parts, waits = point["runs"], ["-"] * len(PARTS), ["-"] * 3
-        if all(run["parts"] for run in runs):
-            parts = [f"{median_of(point, 'parts', name):.2f}" for name in PARTS]
-        if seconds := [each for run in runs for each in run["waits_seconds"]]:
-            waits = [f"{1e3 * wait:.2f}" for wait in np.percentile(seconds, (50, 99, 100))]
-        opens = "-" if runs[0]["store_opens"] is None else runs[0]["store_opens"]
-        n_each = point["n_prefetchers"] or "-", point["n_readers"]
-        rows.append([*map(str, (name_of(point), *n_each, *parts, *waits, opens))])
-    return rows
-
-
 def cpu_rows(result: dict) -> list[list[str]]:
     """Return what each kind of process used of the CPU for an image, in microseconds."""
     found = {kind for point in result["points"] for run in point["runs"] for kind in run["cpu"]}
@@ -155,4 +131,4 @@ def chief_rows(result: dict) -> list[list[str]]:
 
 
 #: Beside the rates, in which the points have their long names.
-TABLES = {"names": name_rows, "parts": part_rows, "cpu": cpu_rows}
+TABLES = {"cpu": cpu_rows}

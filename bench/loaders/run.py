@@ -149,8 +149,7 @@ def drive(
     result = NOT_MEASURED | {
         **rates(start, first_delivered, delivered, sum(sizes)),
         "rate_after_first": sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
-        "parts": loader.parts(start, delivered), "statistics": loader.statistics(),
-        "cpu": {**cpu_by_kind(unnamed), "trainer": trainer},
+        "statistics": loader.statistics(), "cpu": {**cpu_by_kind(unnamed), "trainer": trainer},
         "private_bytes": private_bytes_by_kind(unnamed), "fingerprints": fingerprints,
         "constructor_seconds": constructor_seconds, "waits_seconds": waits,
         "epochs": _epochs(marks, taken, losses), "reads_in_flight": reads

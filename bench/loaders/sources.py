@@ -19,9 +19,15 @@ from bench.loaders.run import run_loader
 from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import build
+from overlapiter import Staging
+from overlapiter.options import parse_size
+from overlapiter.store.limits import Limits
+from overlapiter.store.site import Site
+from overlapiter.words import size_words
 
-_BLOCK_BYTES = 4096
-_ROOM_BYTES = 5 * 10**9
+BLOCK_BYTES = 4096
+#: While there is so much room, what earlier runs have staged stays.
+ROOM_BYTES = 5 * 10**9
 
 
 class MountOptions(CommonOptions):
@@ -74,11 +80,16 @@ def prepare(options: MountOptions, scratch: Path, n_examples: int) -> tuple[RunS
             few = f"{pairs} has fewer than {n_examples} lines: give fewer"
             raise SystemExit(f"{few} --batches, --examples or --files")
         data = f"{n_examples} files of the user's own"
+        some = [Path(place, path).stat().st_size for path, _ in read_pairs(pairs, 100)]
+        mean_bytes = sum(some) / len(some)
     else:
         made = make_photographs(PHOTOGRAPHS, n_examples)
         pairs, place = scratch / "pairs.txt", made.root  # no more than these: there may be more
         pairs.write_text("".join(f"{path} {label}\n" for path, label in made.pairs))
-        data = f"{n_examples} different JPEG files of {made.mean_bytes / 1e3:.1f} kB on average"
+        mean_bytes = made.mean_bytes
+        data = f"{n_examples} different JPEG files of {mean_bytes / 1e3:.1f} kB on average"
+    # Some runs stage what others find staged, or copied.
+    require_room(scratch, 2 * n_examples * max(mean_bytes, BLOCK_BYTES))
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
     rate = f"{options.mb_per_s:g} MB/s" if options.mb_per_s else "any number of MB/s"
     store, mount = f"{kind}: {options.open_ms:g} ms per open, {rate}", options.mount
@@ -93,11 +104,34 @@ def prepare(options: MountOptions, scratch: Path, n_examples: int) -> tuple[RunS
     return spec, {"data": data, "store": store}
 
 
+def room_of(folder: Path) -> float:
+    """Return the bytes that can be staged in a folder: beyond them a run stages nothing more."""
+    disk = shutil.disk_usage(folder)
+    site = Site(str(folder), None, parse_size("keep_free", Staging.keep_free, disk.total))
+    return disk.free - Limits(site, str(folder)).kept_free_bytes
+
+
+def require_room(folder: Path, n_bytes: float) -> None:
+    """End the program before anything is measured unless so many bytes can be staged in a folder.
+
+    Else the runs would be ones that stage nothing, and only warn.
+    """
+    missing_bytes = n_bytes - room_of(folder)
+    if missing_bytes > 0:
+        free_bytes = shutil.disk_usage(folder).free
+        raise SystemExit(
+            f"the disk of {folder} is too full to measure there: {size_words(free_bytes)} are free "
+            f"and {size_words(free_bytes + missing_bytes)} have to be, {size_words(n_bytes)} for "
+            f"staged files and the rest as what staging leaves free ({Staging.keep_free} of the "
+            f"disk); free some, or give another folder by --local"
+        )
+
+
 def capacity_of(spec: RunSpec, fraction: float) -> int:
     """Return the bytes that a part of the files takes, each in whole blocks of the disk."""
     paths = (Path(spec.root, path) for path, _ in read_pairs(spec.pairs, spec.n_examples))
-    n_blocks = sum(-(-path.stat().st_size // _BLOCK_BYTES) for path in paths)
-    return int(fraction * n_blocks) * _BLOCK_BYTES
+    n_blocks = sum(-(-path.stat().st_size // BLOCK_BYTES) for path in paths)
+    return int(fraction * n_blocks) * BLOCK_BYTES
 
 
 def spec_of(base: RunSpec, asked: Mapping[str, Any]) -> RunSpec:
@@ -129,7 +163,7 @@ def fresh(spec: RunSpec) -> RunSpec:
     """
     base = Path(spec.staging).parent
     base.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(base).free < _ROOM_BYTES:
+    if room_of(base) < ROOM_BYTES:
         for folder in base.glob("fresh-*"):
             shutil.rmtree(folder, ignore_errors=True)
     return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
@@ -165,15 +199,14 @@ def run_points(
     failed: dict[str, str] = {}
 
     def run(point: dict) -> dict:
-        if isolated.name_of(point) in failed:
-            return {}
-        try:
-            return run_once(specs[id(point)], options.most_seconds)
-        except isolated.RunFailedError as error:
-            if options.most_seconds is None:
-                raise
-            failed[isolated.name_of(point)] = str(error)
-            return {}
+        if (name := isolated.name_of(point)) not in failed:
+            try:
+                return run_once(specs[id(point)], options.most_seconds)
+            except isolated.RunFailedError as error:
+                if options.most_seconds is None:
+                    raise
+                failed[name] = str(error)
+        return {}
 
     isolated.take_turns(points, options.repeats, run)
     points[:] = [point for point in points if isolated.name_of(point) not in failed]

@@ -113,11 +113,6 @@ class RunSpec:
         return [path for path, _ in pairs]
 
 
-#: The parts of a reader's time, and what each is called in what is published.
-PARTS = {
-    "initialize": "initialize", "dequeue": "dequeue an index list", "fetch": "fetch data",
-    "others": "others"
-}  # fmt: skip
 #: What a run reports that does not measure these; see bench/results/README.md for all of it.
 NOT_MEASURED: dict[str, object] = {
     "store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {},

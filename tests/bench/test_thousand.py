@@ -51,19 +51,17 @@ def arguments(image_folder, tmp_path) -> list[str]:
 
 
 @pytest.mark.parametrize("loader", ["slow", "fast", "copy", "floor", "overlap"])
-def test_a_run_reports_where_the_time_of_the_readers_went(spec, loader):
+def test_a_run_reports_what_it_took(spec, loader):
     result = isolated.call(run_loader, dataclasses.replace(spec, loader=loader))
-    parts = result["parts"].values()
-    # Where the machine is busy, one of our two readers may not have begun by the end.
-    share = 0.35 if loader == "overlap" else 0.75
-    assert sum(parts) > share * result["wall_seconds"]
-    assert min(parts) >= 0
     assert 0 < result["first_batch_seconds"] <= result["wall_seconds"]
     assert len(result["fingerprints"]) == 12
     if loader in ("slow", "copy", "overlap"):
         assert result["store_opens"] == 48  # every file crosses the slow store once
-    if loader == "slow":  # the trainer reads the first mini-batch itself, the two readers the rest
-        assert result["parts"]["fetch"] * 2 >= 44 * OPEN_SECONDS
+    if loader == "overlap":  # where the time of its readers went, as the figure of a sweep shows
+        parts = [thousand.seconds_of(result, part) for part in thousand.PARTS]
+        # Where the machine is busy, one of the two readers may not have begun by the end.
+        assert sum(parts) > 0.35 * result["wall_seconds"]
+        assert min(parts) >= 0
 
 
 def test_a_wrong_mini_batch_is_found_in_a_run_longer_than_the_floor():
