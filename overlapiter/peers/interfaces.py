@@ -17,8 +17,7 @@ INTERFACE_VARIABLE = "OVERLAPITER_INTERFACE"
 
 _LOOPBACK = "127.0.0.1"
 _SIOCGIFFLAGS, _SIOCGIFADDR = 0x8913, 0x8915
-#: Of an interface that carries packets: it is up, and so is its other end.
-_RUNNING = 0x40
+_UP = 0x1
 #: Has the IPv6 addresses of this host: of each its digits, number of the interface, length of the
 #: prefix, scope (0 for one that other networks know), flags, and the name of the interface.
 _IPV6_ADDRESSES = "/proc/net/if_inet6"
@@ -41,7 +40,7 @@ def own_addresses() -> dict[str, str]:
             request = struct.pack("256s", name.encode()[:15])
             with contextlib.suppress(OSError):  # it has gone, or has none of IPv4
                 flags = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, request)
-                if struct.unpack_from("h", flags, 16)[0] & _RUNNING:
+                if struct.unpack_from("h", flags, 16)[0] & _UP and _has_carrier(name):
                     found |= {name: of_ipv6[name]} if name in of_ipv6 else {}
                     answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
                     found[name] = socket.inet_ntoa(answer[20:24])
@@ -94,6 +93,14 @@ def address_among(addresses: Sequence[Mapping[str, str]], rank: int, *, is_one_h
         f"the nodes of this job have no network interface in common; name one on each node, or its "
         f"address, in this variable (here: {', '.join(addresses[rank]) or 'none'})",
     )
+
+
+def _has_carrier(name: str) -> bool:
+    """Return whether the other end of an interface's cable is up; True if it does not tell.
+
+    IFF_RUNNING says the same up to a second later.
+    """
+    return kernel_text(f"/sys/class/net/{name}/carrier").strip() != "0"
 
 
 def _speed_of(name: str) -> int:
