@@ -59,12 +59,13 @@ def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float 
     total = ""
     if timeout_seconds and waited_seconds > 1.5 * timeout_seconds:
         total = f", {waited_seconds:.0f} in all"  # Python shows the same text only once
-    place = f"It waits for {stage}"
+    place, advice = f"It waits for {stage}", "See whether this node is too busy"
     if index != -1:
         place = f"{stage} is at {example_words(index, likely_paths(dataset, index))}"
+        advice = "Check that the file can be read"
     return (
         f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds{total}. {place}."
-        " Check that the file can be read, or raise dataset_timeout."
+        f" {advice}, or raise dataset_timeout."
     )
 
 

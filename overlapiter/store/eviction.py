@@ -35,8 +35,8 @@ class Victim(NamedTuple):
 
     example: int  # its index
     tier: int  # where its files are; 0 is the fastest tier
-    #: Those of its files, without any that another example needs sooner. It has none if this run
-    #: has not looked it up: it is a guess, and may not be there.
+    #: Those of its files, without any that another example needs sooner. None of them are known if
+    #: this run has not looked it up: it is a guess, and may not be there.
     keys: tuple[int, ...] = ()
     size_bytes: int = 0  # about what evicting it gives back
 

@@ -36,7 +36,6 @@ class OrderedSampler(data.Sampler[int]):
         #: Of the epoch in which a snapshot was taken: where to go on, and in which order.
         self.resumed: tuple[int, Indices] | None = None
         self._dataset_size = dataset_size
-        self._n_given: int | None = None  # by the iteration that goes on
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration gives."""
@@ -59,17 +58,14 @@ class OrderedSampler(data.Sampler[int]):
         """Give the indices of the epoch."""
         rest = self.whole()[self.start :].tolist()
         self.set_epoch(self.epoch + 1)  # first: the iteration may be left early
-        self._n_given = len(rest)
-        try:
-            yield from rest
-        finally:
-            self._n_given = None
+        yield from rest
 
     def __len__(self) -> int:
-        """Return the number of indices that the iteration gives which goes on, or the next one."""
-        if self._n_given is not None:
-            return self._n_given
-        return self.order.length(self._dataset_size) - self.start
+        """Return the number of indices of an epoch; of a resumed one, too, of which less is left.
+
+        Lightning keeps the length that it meets first for all epochs.
+        """
+        return self.order.length(self._dataset_size)
 
 
 class RankSampler(OrderedSampler, DistributedSampler[int]):

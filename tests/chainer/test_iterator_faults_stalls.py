@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from threading import Timer
 
+import psutil
 import pytest
 
 from tests.chainer.faults import Run, SourceFiles, content
@@ -55,6 +56,17 @@ def assert_named(text: str, directory: Path | None, index: int, path: Path) -> N
     stage = "file reader" if directory is None else "prefetcher"
     assert f"{stage} " in text
     assert f"at example {index} ({path})" in text
+
+
+def test_no_file_is_blamed_where_the_supervisor_is_waited_for(source: SourceFiles) -> None:
+    with held_back(source.folder / source.names[0]), source.iterate(None) as run:
+        stalls_at(run, 0)  # all run
+        children = psutil.Process().children(recursive=True)
+        supervisor = next(child for child in children if child.name() == "ovl-supervisor")
+        supervisor.suspend()
+        text = stalls(run)
+        supervisor.resume()
+    assert "It waits for the supervisor. See whether this node is too busy, or raise" in text
 
 
 def test_a_store_that_stalls_again_and_again_is_announced_and_everything_comes_in_order(
