@@ -61,7 +61,6 @@ _SERVED = {
 }  # fmt: skip
 _SECRET = bytes(32)
 _FILE_BYTES = (20_000, 100_000)
-_MOST_ASKED_BYTES = 2 << 20  # as a client asks
 _N_REQUESTS = 2  # on their way at the same time
 _PATIENCE_SECONDS = 60
 
@@ -196,8 +195,11 @@ def marks(result: dict) -> list[tuple]:
 
 def take_served(request: dict) -> dict:
     """Fetch all files from a server that is a fork of this process; tell the rate, and the CPU."""
+    from overlapiter.peers.client import REQUEST_BYTES
+    from overlapiter.peers.protocol import MOST_NAMES
+
     size_bytes, n_rounds, kind = request["size_bytes"], request["n_rounds"], request["kind"]
-    at_once = min(64, _MOST_ASKED_BYTES // size_bytes)
+    at_once = min(MOST_NAMES, REQUEST_BYTES // size_bytes)  # as a client asks
     n_files = request["n_bytes"] // size_bytes // at_once * at_once
     if kind == "peers":
         names = [str(number) for number in range(n_files)]

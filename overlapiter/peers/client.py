@@ -28,7 +28,7 @@ from .protocol import FRESH, MOST_NAMES, Record
 _MOST_REQUESTS = 2
 #: A request asks for about so many bytes. The server looks its files up together, with caches that
 #: those sent before have emptied: for 100 kB that takes 9 us a file with 2 MiB, 4 us with 6 MiB.
-_REQUEST_BYTES = 6 << 20
+REQUEST_BYTES = 6 << 20
 #: How long a file is waited for that its holder is about to have, and how often it is asked for.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01
 #: Further holders are asked while they have this share of what they are asked for; else every so
@@ -230,7 +230,7 @@ class _Lane:
                     return None
 
     def _files_at_once(self) -> int:
-        return max(1, min(MOST_NAMES, int(_REQUEST_BYTES / max(self._mean_bytes, 1.0))))
+        return max(1, min(MOST_NAMES, int(REQUEST_BYTES / max(self._mean_bytes, 1.0))))
 
     def _ask(self, batch: list[_Want]) -> None:
         self._asked.append(collections.deque(batch))
