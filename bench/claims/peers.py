@@ -211,7 +211,8 @@ def take_served(request: dict) -> dict:
         n_pieces = at_once if kind == "stream" else 1  # of an answer
         n_different = n_files if kind == "other answers" else n_pieces
         serve = partial(_serve_bytes, os.urandom(size_bytes * n_different), size_bytes * n_pieces)
-        n_answers, n_ahead = n_files * n_rounds // n_pieces, _N_REQUESTS * at_once // n_pieces
+        n_answers = n_files * n_rounds // n_pieces
+        n_ahead = min(n_answers, _N_REQUESTS * at_once // n_pieces)
         fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = get_context("fork").Process(target=serve, args=(listener,), daemon=True)
