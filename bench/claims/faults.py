@@ -21,7 +21,7 @@ import psutil
 
 import overlapiter
 from bench.harness import isolated
-from bench.harness.family import descendants, is_running, workers
+from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Wanted, table
 from bench.loaders.files import Images, checksum, read_pairs
@@ -92,7 +92,7 @@ class Trainer:
 
         with ThreadPoolExecutor(1) as watcher:
             hit_at = time.monotonic()
-            numbers.choice([*known]).send_signal(signal.Signals[name])
+            send(numbers.choice([*known]), signal.Signals[name])
             seen_at = watcher.submit(notice)
             while not seen_at.done():
                 self.take()

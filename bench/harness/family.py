@@ -25,6 +25,14 @@ def is_running(process: psutil.Process) -> bool:
         return False
 
 
+def send(process: psutil.Process, number: int) -> bool:
+    """Send a signal to a process and no other; return whether it was there."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)  # refused where another one has its number by now
+        return True
+    return False
+
+
 def descendants(pid: int) -> list[psutil.Process]:
     """Return all processes below one; takes a millisecond or two."""
     with contextlib.suppress(psutil.NoSuchProcess):
