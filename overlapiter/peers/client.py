@@ -27,7 +27,7 @@ from .protocol import FRESH, MOST_NAMES, Record
 #: Requests that are on their way to a node at the same time.
 _MOST_REQUESTS = 2
 #: A request asks for about so many bytes. The server looks its files up together, with caches that
-#: those sent before have emptied: for 100 kB that takes 9 us a file with 2 MiB, 4 us with 6 MiB.
+#: those sent before have emptied: the more files there are, the less that takes for each.
 REQUEST_BYTES = 6 << 20
 #: How long a file is waited for that its holder is about to have, and how often it is asked for.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01

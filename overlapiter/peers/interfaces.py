@@ -41,7 +41,8 @@ def own_addresses() -> dict[str, str]:
             with contextlib.suppress(OSError):  # it has gone, or has none of IPv4
                 flags = fcntl.ioctl(any_socket.fileno(), _SIOCGIFFLAGS, request)
                 if struct.unpack_from("h", flags, 16)[0] & _UP and _has_carrier(name):
-                    found |= {name: of_ipv6[name]} if name in of_ipv6 else {}
+                    if name in of_ipv6:
+                        found[name] = of_ipv6[name]
                     answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
                     found[name] = socket.inet_ntoa(answer[20:24])
     if named not in found and any(mark in named for mark in ".:"):  # ib0.8001 is an interface
@@ -100,7 +101,7 @@ def _has_carrier(name: str) -> bool:
 
     IFF_RUNNING says the same up to a second later.
     """
-    return kernel_text(f"/sys/class/net/{name}/carrier").strip() != "0"
+    return kernel_text(f"/sys/class/net/{name}/carrier") != "0"
 
 
 def _speed_of(name: str) -> int:
