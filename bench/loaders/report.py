@@ -82,6 +82,12 @@ def verified(points: list[dict]) -> dict[str, object]:
     return {"verified": {"batches": compared, "different": different}, "examples": words}
 
 
+def name_rows(result: dict) -> list[list[str]]:
+    """Return what the short names of the points stand for."""
+    meanings = {name_of(point): meaning_of(point) for point in result["points"]}
+    return [["name", "what it is"], *map(list, meanings.items())]
+
+
 def cpu_rows(result: dict) -> list[list[str]]:
     """Return what each kind of process used of the CPU for an image, in microseconds."""
     found = {kind for point in result["points"] for run in point["runs"] for kind in run["cpu"]}
@@ -131,4 +137,4 @@ def chief_rows(result: dict) -> list[list[str]]:
 
 
 #: Beside the rates, in which the points have their long names.
-TABLES = {"cpu": cpu_rows}
+TABLES = {"names": name_rows, "cpu": cpu_rows}
