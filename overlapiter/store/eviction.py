@@ -76,6 +76,7 @@ class Eviction:
         self._has_begun = False  # before the first offer, the order of victims is not kept
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
+        self._n_seen = 0  # so many first examples, at least, have been looked up
         self.n_in_window = 0  # examples that have been handed out and are not settled
         self.staged_bytes = 0  # of all examples that are staged
         self.largest_bytes = 0  # of the largest example so far
@@ -84,6 +85,12 @@ class Eviction:
     def mean_bytes(self) -> float:
         """Bytes of files that an example stands for, on the average; 0 before any is known."""
         return self._known_bytes / max(self._n_known, 1)
+
+    def has_seen_all(self) -> bool:
+        """Return whether it is known of each example whether it is staged."""
+        while self._n_seen < len(self._tiers) and self._tier_at[self._n_seen] != _UNKNOWN:
+            self._n_seen += 1
+        return self._n_seen == len(self._tiers)
 
     def count_missing(self, indices: list[int]) -> int:
         """Return how many examples have files that are not staged but could be, as far as known."""

@@ -33,7 +33,7 @@ _CHECKPOINT_BYTES, _CHECKPOINT_SHARE = 16 << 20, 256
 #: Above this size, which a reader that was stopped brings about, nothing more is written.
 _LONGEST_LOG_BYTES = 256 << 20
 
-VERSION = 1
+VERSION = 2
 _PRAGMAS = (
     "PRAGMA synchronous=OFF",  # loses nothing when a process dies; see Store for power failures
     "PRAGMA wal_autocheckpoint=0",
@@ -42,7 +42,7 @@ _PRAGMAS = (
     "PRAGMA cache_size=-8192",
 )
 _SCHEMA = """
-CREATE TABLE staged (  -- complete copies
+CREATE TABLE staged (  -- complete copies, staged or compared at that time or within a day after
   key INTEGER PRIMARY KEY, source INTEGER NOT NULL, path BLOB NOT NULL,
   segment INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
   mtime INTEGER NOT NULL, checksum INTEGER NOT NULL,
@@ -58,6 +58,7 @@ CREATE INDEX open_segment ON segment (owner) WHERE owner > 0;
 CREATE TABLE source (id INTEGER PRIMARY KEY, root BLOB NOT NULL, place TEXT NOT NULL);
 CREATE TABLE run (
   id INTEGER PRIMARY KEY, source INTEGER NOT NULL, facts TEXT NOT NULL, started REAL NOT NULL,
+  has_seen_all INTEGER NOT NULL DEFAULT 0,  -- whether it has looked at all its examples
   ended REAL, ending TEXT, counters TEXT);
 CREATE TABLE wanted (
   key INTEGER NOT NULL, run INTEGER NOT NULL, until INTEGER NOT NULL,

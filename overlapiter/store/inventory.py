@@ -226,7 +226,7 @@ class Inventory:
                 "end": end or ("running" if run in living else "killed"),
                 "counters": _parsed(counters),
             }
-            for run, _, facts, started, ended, end, counters in rows
+            for run, _, facts, started, _, ended, end, counters in rows
         ]
 
     def total_bytes(self) -> int:

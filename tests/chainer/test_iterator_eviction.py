@@ -20,7 +20,7 @@ from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, Drawn, FewFiles, Pairs, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import kill_all, wait_until, workers
-from tests.support.staged import charged_bytes, data_on_disk, staged_paths
+from tests.support.staged import charged_bytes, data_on_disk, query, staged_paths
 
 N_FILES = 160
 BATCH_SIZE = 4
@@ -357,3 +357,58 @@ def test_what_no_run_uses_makes_room_and_what_a_run_uses_stays(
     assert left[1] == 20
     assert left[0] < 60  # staged so lately that they only go where nothing else may
     assert stats.opens_source <= FEW
+
+
+N_OLD, N_NEW = 60, 40
+
+
+class OneRootForTwo:
+    """Two data sets below one source root, and room for the larger one, which is staged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self.fast = folder / "root", folder / "fast"
+        self.old, self.new = (
+            self._data_set(name, n) for name, n in (("old", N_OLD), ("new", N_NEW))
+        )
+        with self.iterator(self.old) as iterator:
+            take_epoch(iterator, self.old, N_OLD // BATCH_SIZE)
+        assert self.n_left("old") == N_OLD
+
+    def _data_set(self, name: str, n_files: int) -> DeclaredFiles:
+        write_files(self.root / name, n_files)
+        return DeclaredFiles(self.root, [f"{name}/{file}" for file in names_of(n_files)])
+
+    def iterator(self, dataset: DeclaredFiles) -> OverlapIterator:
+        return iterator_of(dataset, self.root, self.fast, staging={"capacity": N_OLD * FILE_BYTES})
+
+    def n_left(self, name: str) -> int:
+        return sum(path.startswith(name) for path in staged_paths(self.fast, self.root))
+
+    def take_epochs_of_new(self, n_epochs: int) -> None:
+        with self.iterator(self.new) as iterator:
+            for _ in range(n_epochs):
+                take_epoch(iterator, self.new, N_NEW // BATCH_SIZE)
+
+
+@pytest.mark.filterwarnings("ignore:the staging directory")
+def test_files_of_the_same_root_that_no_run_has_used_for_days_make_room(tmp_path: Path) -> None:
+    two = OneRootForTwo(tmp_path)
+    query(two.fast, "UPDATE staged SET at=at - 3 * 86400")
+    two.take_epochs_of_new(4)
+    assert N_NEW - BATCH_SIZE <= two.n_left("new") <= N_OLD - two.n_left("old")
+
+
+@pytest.mark.filterwarnings("ignore:the staging directory")
+@pytest.mark.parametrize("user", ["earlier run", "living run", "run that came back"])
+def test_files_of_the_same_root_that_a_run_has_used_lately_stay(tmp_path: Path, user: str) -> None:
+    two = OneRootForTwo(tmp_path)
+    with contextlib.ExitStack() as stack:
+        if user != "earlier run":
+            query(two.fast, "UPDATE staged SET at=at - 3 * 86400")
+            iterator = stack.enter_context(two.iterator(two.old))
+            # One that has not looked at all its examples may need any file.
+            take_epoch(iterator, two.old, 1 if user == "living run" else N_OLD // BATCH_SIZE)
+        if user == "run that came back":
+            iterator.finalize()
+        two.take_epochs_of_new(3)
+        assert two.n_left("old") == N_OLD

@@ -79,14 +79,14 @@ def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     one = made_store(directory, 1)
     stage(one, files, files.paths)
     other = made_store(directory, 2, source="/lustre/others")
-    assert other.neighbours.strays(older_than_seconds=0, limit=100) == []
+    assert other.neighbours.strays(are_young_spared=False, limit=100) == []
     one.record_end("closed", {"files": 40})
     one.close()
-    assert len(other.neighbours.strays(older_than_seconds=0, limit=100)) == 40
-    assert len(other.neighbours.strays(older_than_seconds=0, limit=7)) == 7
-    assert other.neighbours.strays(older_than_seconds=3600, limit=100) == []
-    assert len(other.evict(other.neighbours.strays(older_than_seconds=0, limit=100))) == 40
-    assert other.neighbours.strays(older_than_seconds=0, limit=100) == []
+    assert len(other.neighbours.strays(are_young_spared=False, limit=100)) == 40
+    assert len(other.neighbours.strays(are_young_spared=False, limit=7)) == 7
+    assert other.neighbours.strays(are_young_spared=True, limit=100) == []
+    assert len(other.evict(other.neighbours.strays(are_young_spared=False, limit=100))) == 40
+    assert other.neighbours.strays(are_young_spared=False, limit=100) == []
     other.close()
 
 
@@ -100,8 +100,8 @@ def test_what_was_staged_before_the_clock_was_set_back_is_a_stray(directory, fil
     store.close()
     monkeypatch.setattr(time, "time", lambda: now_seconds)
     other = made_store(directory, 2, "/lustre/other")
-    for age_seconds in (0, 3600):
-        found = other.neighbours.strays(older_than_seconds=age_seconds, limit=100)
+    for are_young_spared in (False, True):
+        found = other.neighbours.strays(are_young_spared=are_young_spared, limit=100)
         assert len(found) == len(files.paths)
     other.close()
 
@@ -113,7 +113,7 @@ def test_a_search_for_strays_goes_on_where_the_last_one_has_ended(directory, fil
     one.record_end("closed", {})
     one.close()
     other = made_store(directory, 2, source="/lustre/others")
-    parts = [other.neighbours.strays(older_than_seconds=0, limit=15) for _ in range(4)]
+    parts = [other.neighbours.strays(are_young_spared=False, limit=15) for _ in range(4)]
     assert [len(part) for part in parts] == [15, 15, 10, 15]
     assert len(set().union(*parts[:3])) == 40
     assert parts[3] == parts[0]
@@ -132,7 +132,7 @@ def test_strays_come_root_by_root_so_that_their_segments_become_empty(directory,
         store.close()
     other = made_store(directory, 4, "/lustre/others")
     gone = []
-    while keys := other.neighbours.strays(older_than_seconds=0, limit=15):
+    while keys := other.neighbours.strays(are_young_spared=False, limit=15):
         other.evict(keys)
         gone += keys
         n_left = sum(not own.issubset(gone) for own in roots)
@@ -156,7 +156,7 @@ def test_a_source_of_which_nothing_is_staged_any_more_costs_no_further_search(
 
     def n_looks():
         looks.clear()
-        assert other.neighbours.strays(older_than_seconds=0, limit=100) == []
+        assert other.neighbours.strays(are_young_spared=False, limit=100) == []
         return sum(looks)
 
     monkeypatch.setattr(other._access, "rows", look)

@@ -43,7 +43,7 @@ def query(directory: Path, statement: str, *values: object) -> list[tuple[Any, .
         connection = sqlite3.connect(f"file:{path}?mode=rw", timeout=20, uri=True)
     except sqlite3.OperationalError:  # it was thrown away at this moment
         return []
-    with contextlib.closing(connection):
+    with contextlib.closing(connection), connection:
         try:
             return connection.execute(statement, values).fetchall()
         except sqlite3.OperationalError as error:

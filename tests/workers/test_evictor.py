@@ -266,9 +266,9 @@ def test_after_a_search_in_vain_for_what_no_run_uses_there_is_none_for_a_while(
     (store,) = room.setting.stores
     monkeypatch.setattr(store.neighbours, "strays", lambda **search: searches.append(search) or [])
     for _ in range(5):
-        assert not room.evictor.evict_strays(0, older_than_seconds=0.0)
+        assert not room.evictor.evict_strays(0, are_young_spared=False)
     assert len(searches) == 1
     real = time.monotonic
     monkeypatch.setattr(evictor_module.time, "monotonic", lambda: real() + 60)
-    room.evictor.evict_strays(0, older_than_seconds=0.0)
+    room.evictor.evict_strays(0, are_young_spared=False)
     assert len(searches) == 2

@@ -20,8 +20,6 @@ Moved = dict[int, bytes | None]
 
 #: So many files that no run uses are evicted in one transaction.
 _STRAYS_AT_ONCE = 32
-#: Files that were staged so lately may be meant for a job that has not begun.
-_YOUNG_SECONDS = 24 * 3600.0
 #: When to search again for files that no run uses if there were none, and for dead processes.
 _STRAY_PAUSE_SECONDS, _TAKE_OVER_PAUSE_SECONDS = 30.0, 1.0
 
@@ -53,18 +51,25 @@ class Evictor:
             answer[victim.example] = packed(filter(None, there)) if there else None
         return answer
 
-    def evict_strays(self, tier: int, *, older_than_seconds: float) -> bool:
-        """Evict some files of source roots that no run uses; return whether there were any."""
-        search = tier, older_than_seconds
+    def evict_strays(self, tier: int, *, are_young_spared: bool) -> bool:
+        """Evict some files that no run uses; return whether there were any."""
+        search = tier, are_young_spared
         if time.monotonic() < self._next_search.get(search, 0.0):
             return False
         store = self.stores[tier]
-        keys = store.neighbours.strays(older_than_seconds=older_than_seconds, limit=_STRAYS_AT_ONCE)
+        keys = store.neighbours.strays(are_young_spared=are_young_spared, limit=_STRAYS_AT_ONCE)
         if not keys:
             self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
             return False
         self._count(len(store.evict(keys, keep_room=True)))
         return True
+
+    def note_all_seen(self) -> None:
+        """Note that this run has looked at all its examples: what else is staged may go."""
+        for store in self.stores:
+            with contextlib.suppress(OSError):  # then it stays
+                store.neighbours.note_all_seen()
+        self._next_search.clear()
 
     def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:
         """Give back what processes that have ended held; return whether that was anything."""
@@ -133,7 +138,7 @@ class RoomForTask:
 
     def _make(self, tier: int, size_bytes: int) -> bool:
         evictor = self._evictor
-        if evictor.take_over(tier) or evictor.evict_strays(tier, older_than_seconds=_YOUNG_SECONDS):
+        if evictor.take_over(tier) or evictor.evict_strays(tier, are_young_spared=True):
             return True
         victims = self._take(tier, size_bytes)
         if victims:
@@ -141,7 +146,7 @@ class RoomForTask:
                 self.moved[victim.example] = b""  # gone, should evicting fail
             self.moved |= evictor.evict(victims, tier, self.make)
             return True
-        if evictor.evict_strays(tier, older_than_seconds=0.0):
+        if evictor.evict_strays(tier, are_young_spared=False):
             return True
         return evictor.take_over(tier, is_last_resort=True)
 

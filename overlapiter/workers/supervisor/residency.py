@@ -71,6 +71,7 @@ class Residency:
         self._on_offer: collections.Counter[int] = collections.Counter()
         self._handed_out_id = self._settled_position = -1
         self.is_full = False  # whether files are evicted, or soon will be
+        self._have_all_been_seen = False
         self._n_parts = self._n_unstaged = self._n_evicted = 0
 
     @property
@@ -286,6 +287,12 @@ class Residency:
                 self._known.forget(index)
             self._n_evicted += extents is not None
         self._eviction.give_back(unused)
+
+    def has_news_of_all(self) -> bool:
+        """Return whether all examples have been looked at, the first time that they have."""
+        is_news = not self._have_all_been_seen and self._eviction.has_seen_all()
+        self._have_all_been_seen |= is_news
+        return is_news
 
     def is_to_be_tried_again(self, part: Part, *, had_victims: bool) -> bool:
         """Return whether to stage a part again, for which there was no room."""

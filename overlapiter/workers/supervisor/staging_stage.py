@@ -197,6 +197,9 @@ class StagingStage:
             # The dataset's code is asked for files, one example at a time in a process.
             self.team.n_wanted = len(self.team.workers)
         task.refused |= self._residency.hear(findings)
+        if self._residency.has_news_of_all():
+            for each in filter(lambda worker: worker.pid, self.team):
+                each.send(("all seen",))
         task.found.update({example: extents for example, extents, _, _, _ in findings})
         task.left.difference_update(task.found)
         for part in task.take_settled():

@@ -17,7 +17,8 @@ if it likes, and ("crashed", traceback):
 
     supervisor → prefetcher                   prefetcher → supervisor
     ("stage", *StageTask)                     ("staged", task_id, [Finding, …], moved)
-    ("reads", n), ("end", ending, counters)   ("gone", generation)
+    ("reads", n), ("all seen",),              ("gone", generation)
+    ("end", ending, counters)
 
     supervisor → file reader                  file reader → supervisor
     ("layout", id, layout), ("forget", …)     ("layout", part_id, layout), if the task has no slot
