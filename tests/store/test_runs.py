@@ -256,3 +256,59 @@ def test_facts_of_any_kind_can_be_noted(directory, files, facts):
         store.close()
 
     apart(stage_all)
+
+
+DAYS_AGO = 3 * neighbours.DAY_SECONDS
+
+
+def aged_store(directory, files, run):
+    """Return the store of a run that began days ago, and has staged files then."""
+    store = made_store(directory, run)
+    stage(store, files, files.paths)
+    store._access.write(lambda cursor: cursor.execute(f"UPDATE run SET started=started-{DAYS_AGO}"))
+    store._access.write(lambda cursor: cursor.execute(f"UPDATE staged SET at=at-{DAYS_AGO}"))
+    return store
+
+
+def n_strays(store, *, are_young_spared=True):
+    return len(store.neighbours.strays(are_young_spared=are_young_spared, limit=100))
+
+
+@in_a_process
+def test_what_the_runs_of_a_root_do_not_use_are_strays_once_these_have_seen_all(directory, files):
+    aged_store(directory, files, 1).close()
+    one, other = made_store(directory, 2), made_store(directory, 3)
+    for store in (one, other):
+        store.sweep()
+    for store in (one, other):
+        assert n_strays(one) == 0
+        store.neighbours.note_all_seen()
+    assert n_strays(one) == len(files.paths)
+    assert n_strays(one, are_young_spared=False) == 0
+    keys = [one.key_of(path) for path in files.paths]
+    one.note_verified(keys[:5], is_compared=False)
+    one.note_verified(keys[5:15], is_compared=True)
+    assert n_strays(other) == len(files.paths) - 10
+    other.close()
+    one.close()
+
+
+@in_a_process
+def test_what_the_runs_of_a_root_do_not_use_is_looked_for_once(directory, files, monkeypatch):
+    one, other = aged_store(directory, files, 1), made_store(directory, 2)
+    for store in (one, other):
+        store.total_bytes()
+        store.neighbours.note_all_seen()
+    looks, rows = [], other._access.rows
+
+    def look(statement, *values):
+        looks.append("FROM staged" in statement)
+        return rows(statement, *values)
+
+    monkeypatch.setattr(other._access, "rows", look)
+    assert n_strays(other) == n_strays(other) == 0
+    assert sum(looks) == 1
+    one.record_end("closed", {})
+    assert n_strays(other) == len(files.paths)
+    other.close()
+    one.close()

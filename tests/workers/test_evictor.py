@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from overlapiter.store import neighbours
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import unpacked
 from overlapiter.store.index import IndexBusyError
@@ -223,7 +224,7 @@ def test_files_of_a_source_that_no_run_uses_make_room_before_any_victim(tmp_path
     if not is_running:
         other.record_end("closed", {})
     other.close()
-    evictor_module._YOUNG_SECONDS = -10.0  # it was staged just now
+    neighbours.DAY_SECONDS = -10  # it was staged just now
     task = room.for_task(0)
     assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
     assert bool(staged(other, files)) == is_running
