@@ -178,7 +178,7 @@ class Store:
         for row in run_by_key(cursor, f"SELECT {columns} FROM staged WHERE key IN", [*paths]):
             extent = extent_of(row[:6], self.tier)
             if row[8] == paths[extent.key]:
-                is_in_use = number_of(row[7:]) > now - DAY_SECONDS
+                is_in_use = now - DAY_SECONDS < number_of(row[7:]) <= now
                 found[extent.key] = Found(extent, row[6] == boots, is_in_use)
         return found
 

@@ -9,7 +9,7 @@ import pytest
 from overlapiter.store import neighbours
 from overlapiter.store import store as store_module
 from tests.store.actors import apart, in_a_process
-from tests.store.stores import SOURCE, made_store, n_right, segment_paths, stage
+from tests.store.stores import SOURCE, made_store, n_right, segment_paths, stage, wanted
 
 
 def runs(store):
@@ -104,6 +104,9 @@ def test_what_was_staged_before_the_clock_was_set_back_is_a_stray(directory, fil
         found = other.neighbours.strays(are_young_spared=are_young_spared, limit=100)
         assert len(found) == len(files.paths)
     other.close()
+    later = made_store(directory, 3)
+    assert not any(each.is_in_use for each in later.look(wanted(later, files.paths)).values())
+    later.close()
 
 
 @in_a_process
