@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_directory(parser, "remove")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="remove all staged files")
-    older = "remove what was staged, or compared, so long ago: 30min, 12h, 7d, 2w"
+    older = "remove what was staged so long ago: 30min, 12h, 7d, 2w"
     which.add_argument("--older-than", metavar="AGE", type=_age, help=older)
     which.add_argument(
         "--to-free",

@@ -1,6 +1,4 @@
-"""List staged files, sorted: size, mtime of the source, time since they were staged, and path.
-
-A file that a run has compared with its source, a day or longer after that, counts from then.
+"""List staged files, sorted: size, mtime of the source, how long ago they were staged, and path.
 
 PATTERN is relative to the source, or absolute: `n03/*` and `n03` both stand for all files below
 n03. `*` stands for any text, slashes included, `?` for a character, `[ab]` for one of some.

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from overlapiter.options import directory_path
 from overlapiter.sources import source_root
@@ -185,8 +185,13 @@ def store_of(inventory: Inventory, source: Source, command: str) -> Store:
 
 
 @contextlib.contextmanager
-def recorded(store: Store, counters: Callable[[], Mapping[str, float]]) -> Iterator[None]:
-    """Note in a store how a ``with`` block ends, and what it has done; then close the store."""
+def recorded(
+    store: Store, counters: Callable[[], Mapping[str, float]], used: Iterable[int] = ()
+) -> Iterator[None]:
+    """Note in a store how a ``with`` block ends, and what it has done; then close the store.
+
+    ``used`` are the keys of files that a job is to use, so that they stay for a day.
+    """
     ending = "failed"
     try:
         yield
@@ -196,6 +201,8 @@ def recorded(store: Store, counters: Callable[[], Mapping[str, float]]) -> Itera
         raise
     finally:
         try:
+            if ending == "closed":
+                store.neighbours.tell_uses(sorted(used))
             store.record_end(ending, counters())
         except OSError as error:
             if ending == "closed":  # else the same error has ended it

@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace) -> int:
     (store,) = plan.stores(run_of("stage", staging), warned.setdefault)
     work = _Work(plan, store, arguments.timeout, warned.setdefault)
     started = time.monotonic()
-    with recorded(store, work.counters):
+    with recorded(store, work.counters, map(store.key_of, files.paths)):
         store.sweep()
         _say_neighbours(store.site.directory, plan.real_source or plan.source)
         work.run(files.paths)

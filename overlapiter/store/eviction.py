@@ -76,7 +76,7 @@ class Eviction:
         self._has_begun = False  # before the first offer, the order of victims is not kept
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
-        self._n_seen = 0  # so many first examples, at least, have been looked up
+        self._is_seen = np.zeros(n_examples, bool)  # looked up, by this run or a rank beside it
         self.n_in_window = 0  # examples that have been handed out and are not settled
         self.staged_bytes = 0  # of all examples that are staged
         self.largest_bytes = 0  # of the largest example so far
@@ -86,11 +86,12 @@ class Eviction:
         """Bytes of files that an example stands for, on the average; 0 before any is known."""
         return self._known_bytes / max(self._n_known, 1)
 
-    def has_seen_all(self) -> bool:
-        """Return whether it is known of each example whether it is staged."""
-        while self._n_seen < len(self._tiers) and self._tier_at[self._n_seen] != _UNKNOWN:
-            self._n_seen += 1
-        return self._n_seen == len(self._tiers)
+    def files_in_use(self) -> NDArray[np.int64] | None:
+        """Return the numbers of all files, sorted; None while some example was not looked up."""
+        if not self._is_seen.all():
+            return None
+        several = [key for keys in self._several.values() for key in keys]
+        return np.union1d(self._keys[self._keys != 0], np.array(several, np.int64))
 
     def count_missing(self, indices: list[int]) -> int:
         """Return how many examples have files that are not staged but could be, as far as known."""
@@ -154,6 +155,7 @@ class Eviction:
         own = indices[self._tiers[indices] >= 0]
         self.staged_bytes -= int(self._bytes[own].sum())
         self._tiers[indices] = _ABSENT
+        self._is_seen[indices] = True
 
     def note(
         self,
@@ -162,6 +164,7 @@ class Eviction:
         files: Sequence[tuple[int, int]],
         *,
         is_missing: bool = False,
+        is_complete: bool = True,
     ) -> None:
         """Take note of what is staged of an example.
 
@@ -170,7 +173,11 @@ class Eviction:
             tier: The fastest tier that any of its files is in; negative if none is staged.
             files: Those of its files that are, each as its number and its size in bytes.
             is_missing: Whether there was no room for others.
+            is_complete: Whether these are all its files; else it counts as looked up if any is
+                staged, or missing, or the next time.
         """
+        is_known = is_complete or is_missing or tier >= 0
+        self._is_seen[index] |= is_known or not self._is_missing[index]
         if tier < 0:
             self.note_absent(index)
             self._is_missing[index] = is_missing
@@ -211,6 +218,7 @@ class Eviction:
             del self._several[index]
         self.staged_bytes += int(self._bytes[indices[self._tiers[indices] < 0]].sum())
         self._tiers[indices] = tiers
+        self._is_seen[indices] = True
         self._is_offered[indices] = self._is_missing[indices] = False
         for index in indices.tolist() if self._has_begun else ():
             self._add(index)

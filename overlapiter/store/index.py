@@ -42,11 +42,11 @@ _PRAGMAS = (
     "PRAGMA cache_size=-8192",
 )
 _SCHEMA = """
-CREATE TABLE staged (  -- complete copies, staged or compared at that time or within a day after
+CREATE TABLE staged (  -- complete copies; when each was staged, and was of use to a run
   key INTEGER PRIMARY KEY, source INTEGER NOT NULL, path BLOB NOT NULL,
   segment INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
   mtime INTEGER NOT NULL, checksum INTEGER NOT NULL,
-  boot INTEGER NOT NULL, at INTEGER NOT NULL);
+  boot INTEGER NOT NULL, at INTEGER NOT NULL, used INTEGER NOT NULL);
 CREATE TABLE copying (key INTEGER PRIMARY KEY, owner INTEGER NOT NULL);
 CREATE TABLE going (  -- evicted; the owner gives the blocks back to the disk, or to another file
   segment INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, owner INTEGER NOT NULL,
@@ -58,7 +58,7 @@ CREATE INDEX open_segment ON segment (owner) WHERE owner > 0;
 CREATE TABLE source (id INTEGER PRIMARY KEY, root BLOB NOT NULL, place TEXT NOT NULL);
 CREATE TABLE run (
   id INTEGER PRIMARY KEY, source INTEGER NOT NULL, facts TEXT NOT NULL, started REAL NOT NULL,
-  has_seen_all INTEGER NOT NULL DEFAULT 0,  -- whether it has looked at all its examples
+  has_told INTEGER NOT NULL DEFAULT 0,  -- whether ``used`` says what it uses
   ended REAL, ending TEXT, counters TEXT);
 CREATE TABLE wanted (
   key INTEGER NOT NULL, run INTEGER NOT NULL, until INTEGER NOT NULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,23 +11,29 @@ from .access import Access
 from .index import Cursor
 from .tables import LEAST_KEY, insert, run_by_key
 
-#: Files that were staged, or compared, so lately may be meant for a job that has not begun.
-DAY_SECONDS = 24 * 3600
 #: How long a row in ``wanted`` keeps others from evicting a file.
 _WANTED_MS = 10_000
 #: How often to look whether other runs use the store.
 _LOOK_AFTER_SECONDS = 1.0
-#: Of each source root, those that no run uses first, of these the one whose last run ended first.
+#: Files that were of use so lately may be meant for a job that has not begun.
+_DAY_SECONDS = 24 * 3600
+#: Of so many files at once the index is told that they are of use: some milliseconds.
+_TOLD_AT_ONCE = 1024
+#: The source roots, those without a run first, of these the one whose last run ended first.
 _ROOTS = (
     "SELECT id FROM source ORDER BY EXISTS (SELECT 1 FROM run WHERE source=source.id AND ended IS "
     "NULL), (SELECT MAX(ended) FROM run WHERE source=source.id), id"
 )
-#: When the first of the runs of a root began; whether they all have looked at all their examples.
-_RUNS = "SELECT MIN(started), MIN(has_seen_all) FROM run WHERE source=? AND ended IS NULL"
-_ARE_STRAYS = "FROM staged WHERE (at < ? OR at > ?)"
+#: Of those runs of a root that live, or ended after a time: how many live, when the first one
+#: began, and whether all have told what they use.
+_RUNS = (
+    "SELECT COUNT(*) - COUNT(ended), MIN(started), MIN(has_told) FROM run "
+    "WHERE source=? AND (ended IS NULL OR ended > ?)"
+)
+_ARE_STRAYS = "FROM staged WHERE (used < ? OR used > ?)"
 _WITH_STRAYS = f"SELECT DISTINCT source {_ARE_STRAYS}"
 _STRAYS = f"SELECT key {_ARE_STRAYS} AND source=? AND key > ? ORDER BY key LIMIT ?"
-_EVER = 1 << 62
+_NEVER = 1 << 62
 
 
 class Neighbours:
@@ -41,17 +48,33 @@ class Neighbours:
         self._are_young_spared = True  # in the last search for strays
         self._roots: list[int] = []  # that may have some still
         self._last_stray = LEAST_KEY
-        self._searched: dict[int, tuple[int, int]] = {}  # roots in use, whose strays are known
+        self._searched: dict[int, tuple[int, int]] = {}  # roots with runs that have none
+
+    # --- what no run uses ---------------------------------------------------------------------
+
+    def tell_uses(self, keys: Sequence[int]) -> None:
+        """Note which files are of use to this run, all of them.
+
+        ``used`` is a day behind at most, so that of most files nothing is written. Sorted keys have
+        the fewest pages of the index written.
+        """
+        now = int(time.time())
+        old = f"used NOT BETWEEN {now - _DAY_SECONDS} AND {now}"
+        tell = functools.partial(
+            run_by_key, statement=f"UPDATE staged SET used={now} WHERE {old} AND key IN"
+        )
+        for first in range(0, len(keys), _TOLD_AT_ONCE):
+            self._access.write(functools.partial(tell, keys=keys[first : first + _TOLD_AT_ONCE]))
+        statement = "UPDATE run SET has_told=1 WHERE id=?"
+        self._access.write(lambda cursor: cursor.execute(statement, (self._run,)))
 
     def strays(self, *, are_young_spared: bool, limit: int) -> list[int]:
-        """Return keys of some files that no run uses.
+        """Return keys of some files that are of no use to any run.
 
         They are of one root, so that segments become empty, where some files of each root would
-        leave many nearly so. At first come roots without a run, the one whose last run ended first
-        before the others: what was not staged, or compared, within the last day, or all of it. Then
-        roots in use: what none of its runs has compared, once each has looked at all its examples,
-        nor any other within a day before the first of them began. What was staged later than now,
-        before the clock was set back, counts as staged long ago.
+        leave many nearly so. What the runs of the root use that live, or ended within the last day,
+        is spared, as far as all have told that, and what was used within a day before the first of
+        these began. If the young are not spared, all goes of a root without a run that lives.
 
         A search goes on where the last one has ended, or begins again if there is nothing after it.
         """
@@ -68,44 +91,51 @@ class Neighbours:
 
     def _roots_with_strays(self) -> list[int]:
         """Return the roots that may have some; looks at all that is staged, unless none may."""
-        ordered = [root for (root,) in self._access.rows(_ROOTS)]
-        unused = {root: bounds for root in ordered if (bounds := self._unused(root)) is not None}
-        roots = [root for root in unused if self._searched.get(root) != unused[root]]
-        if not roots:
+        bounds = {root: self._bounds(root) for (root,) in self._access.rows(_ROOTS)}
+        known = {r: b for r, b in bounds.items() if b is not None and self._searched.get(r) != b}
+        if not known:
             return []
-        self._searched |= {root: unused[root] for root in roots if unused[root][1] == _EVER}
-        before, after = (max(unused[r][0] for r in roots), min(unused[r][1] for r in roots))
-        found = {root for (root,) in self._access.rows(_WITH_STRAYS, before, after)}
-        return [root for root in roots if root in found]
+        befores, afters = zip(*known.values(), strict=True)
+        found = {root for (root,) in self._access.rows(_WITH_STRAYS, max(befores), min(afters))}
+        for root in known.keys() - found:
+            self._note_searched(root, known[root])
+        return [root for root in known if root in found]
 
     def _next_strays(self, limit: int) -> list[int]:
         while self._roots:
             root = self._roots[0]
-            bounds = self._unused(root)
+            bounds = self._bounds(root)
             if bounds is not None:
                 # Not from the start each time: once those there have gone, it is full of others.
                 found = self._access.rows(_STRAYS, *bounds, root, self._last_stray, limit)
                 if found:
                     (self._last_stray,) = found[-1]
                     return [key for (key,) in found]
+                self._note_searched(root, bounds)
             del self._roots[0]
             self._last_stray = LEAST_KEY
         return []
 
-    def _unused(self, root: int) -> tuple[int, int] | None:
-        """Return before and after when files of a root are unused if staged, or compared, then."""
-        now = int(time.time())
-        ((started, have_seen_all),) = self._access.rows(_RUNS, root)
-        if started is None:
-            return (now - DAY_SECONDS if self._are_young_spared else now) + 1, now
-        if self._are_young_spared and have_seen_all and started < now + 1:
-            return int(started) - DAY_SECONDS, _EVER
-        return None
+    def _bounds(self, root: int) -> tuple[int, int] | None:
+        """Return before and after which time files of a root were used that are strays now.
 
-    def note_all_seen(self) -> None:
-        """Note that this run has looked at all its examples: nothing else is of use to it."""
-        statement = "UPDATE run SET has_seen_all=1 WHERE id=?"
-        self._access.write(lambda cursor: cursor.execute(statement, (self._run,)))
+        What is used later than now, by a clock that was set back since, is one, too. None if it
+        cannot be told.
+        """
+        now = int(time.time())
+        n_living, started, have_told = self._access.rows(_RUNS, root, now - _DAY_SECONDS)[0]
+        if not n_living and not self._are_young_spared:
+            return now + 1, now
+        if have_told == 0 or (n_living and not self._are_young_spared):
+            return None
+        before = int(min(now, started or now)) - _DAY_SECONDS
+        return before, _NEVER if n_living else now
+
+    def _note_searched(self, root: int, bounds: tuple[int, int]) -> None:
+        if bounds[1] == _NEVER:  # nothing becomes a stray before its runs are others
+            self._searched[root] = bounds
+
+    # --- what others are about to read --------------------------------------------------------
 
     def want(self, keys: Iterable[int]) -> None:
         """Keep other runs from evicting files for a moment; costs nothing if there are none."""

@@ -34,7 +34,7 @@ class Part:
     missing: list[Wanted] = field(default_factory=list)
     low: dict[Wanted, Extent] = field(default_factory=dict)  # found in slower tiers, and to rise
     outdated: list[Extent] = field(default_factory=list)
-    verified: list[Extent] = field(default_factory=list)  # which is news to the index
+    verified: list[Extent] = field(default_factory=list)  # the first time since the last boot
     unseen: dict[int, Staged] = field(default_factory=dict)  # tiers that did not answer, and why
     batch: Batch = field(default_factory=dict)  # to be written or published together
     batch_bytes: int = 0  # of what is to be written

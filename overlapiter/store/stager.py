@@ -250,7 +250,7 @@ class Stager:
                 part.answers[file.key] = original
             elif is_right:
                 self._accept(part, file, found.extent)
-                if not found.is_verified or not (original is None or found.is_in_use):
+                if not found.is_verified:
                     part.verified.append(found.extent)
             else:
                 part.outdated.append(found.extent)
@@ -272,7 +272,7 @@ class Stager:
     def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
         """Claim what is missing, and make a job of each copy; ends a job."""
         verified, part.verified = part.verified, []
-        self._tiers.note_verified(verified, is_compared=self._comparer.asks)
+        self._tiers.note_verified(verified)
         owners = self._begin(part, files) if files else {}
         if owners:  # the job goes on
             self._wait(part, Wait(self.stores[part.home], owners, self._stuck))

@@ -34,7 +34,7 @@ from .extents import Extent, keys_of, source_seed
 from .generation import clear, generation_of
 from .index import Cursor, IndexDamagedError, StaleError
 from .localfiles import remove_left
-from .neighbours import DAY_SECONDS, Neighbours
+from .neighbours import Neighbours
 from .opened import OpenGeneration
 from .places import Place as Place
 from .places import Promise, fill
@@ -67,12 +67,11 @@ class Found(NamedTuple):
     """A staged file as the index has it.
 
     It is verified if it was staged since the node was booted; else its bytes may never have reached
-    the disk. It is in use if it was staged, or compared with its source, within the last day.
+    the disk.
     """
 
     extent: Extent
     is_verified: bool
-    is_in_use: bool
 
 
 class Claim(NamedTuple):
@@ -173,13 +172,11 @@ class Store:
     def _select(self, cursor: Cursor, paths: Mapping[int, bytes], boots: int) -> dict[int, Found]:
         """Return what is staged of some files; one of another path may have the same key."""
         found = {}
-        now = time.time()
-        columns = "key, segment, start, size, mtime, checksum, boot, at, path"
+        columns = "key, segment, start, size, mtime, checksum, boot, path"
         for row in run_by_key(cursor, f"SELECT {columns} FROM staged WHERE key IN", [*paths]):
             extent = extent_of(row[:6], self.tier)
-            if row[8] == paths[extent.key]:
-                is_in_use = now - DAY_SECONDS < number_of(row[7:]) <= now
-                found[extent.key] = Found(extent, row[6] == boots, is_in_use)
+            if row[7] == paths[extent.key]:
+                found[extent.key] = Found(extent, row[6] == boots)
         return found
 
     def files(self, keys: Sequence[int]) -> list[tuple[Wanted, Extent]]:
@@ -198,16 +195,12 @@ class Store:
 
         return self._access.read(files)
 
-    def note_verified(self, keys: Iterable[int], *, is_compared: bool) -> None:
-        """Note that the bytes of files are those that were copied, and whether their sources' too.
-
-        That is news of files staged before the last boot, or not compared for a day.
-        """
+    def note_verified(self, keys: Iterable[int]) -> None:
+        """Note that the bytes of files staged before the last boot are those that were copied."""
         verified = list(keys)
-        at = f", at={int(time.time())}" if is_compared else ""
 
         def note(opened: OpenGeneration) -> None:
-            statement = f"UPDATE staged SET boot={opened.boots}{at} WHERE key IN"
+            statement = f"UPDATE staged SET boot={opened.boots} WHERE key IN"
             opened.write(lambda cursor: run_by_key(cursor, statement, verified))
 
         self._on(note)
@@ -326,7 +319,7 @@ class Store:
         rows = [
             (
                 extent.key, self._source_number, paths[extent.key], extent.segment,
-                extent.start, extent.size, extent.mtime, extent.checksum, opened.boots, at,
+                extent.start, extent.size, extent.mtime, extent.checksum, opened.boots, at, at,
             )
             for _, _, extent in copies
         ]  # fmt: skip

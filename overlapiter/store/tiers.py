@@ -181,13 +181,9 @@ class Tiers:
         """Evict copies, unless others have taken their places meanwhile."""
         self._each(extents, lambda store, own: store.drop(own))
 
-    def note_verified(self, extents: Sequence[Extent], *, is_compared: bool) -> None:
-        """Note that copies are right, see :meth:`.Store.note_verified`."""
-
-        def note(store: Store, own: list[Extent]) -> None:
-            store.note_verified([extent.key for extent in own], is_compared=is_compared)
-
-        self._each(extents, note)
+    def note_verified(self, extents: Sequence[Extent]) -> None:
+        """Note that copies were read since the node was booted; else they are verified again."""
+        self._each(extents, lambda store, own: store.note_verified([e.key for e in own]))
 
     def _each(self, extents: Sequence[Extent], act: Callable[[Store, list[Extent]], None]) -> None:
         for tier, store in enumerate(self.stores):

@@ -393,7 +393,7 @@ class OneRootForTwo:
 @pytest.mark.filterwarnings("ignore:the staging directory")
 def test_files_of_the_same_root_that_no_run_has_used_for_days_make_room(tmp_path: Path) -> None:
     two = OneRootForTwo(tmp_path)
-    query(two.fast, "UPDATE staged SET at=at - 3 * 86400")
+    query(two.fast, "UPDATE staged SET used=used - 3 * 86400")
     two.take_epochs_of_new(4)
     assert N_NEW - BATCH_SIZE <= two.n_left("new") <= N_OLD - two.n_left("old")
 
@@ -404,7 +404,7 @@ def test_files_of_the_same_root_that_a_run_has_used_lately_stay(tmp_path: Path, 
     two = OneRootForTwo(tmp_path)
     with contextlib.ExitStack() as stack:
         if user != "earlier run":
-            query(two.fast, "UPDATE staged SET at=at - 3 * 86400")
+            query(two.fast, "UPDATE staged SET used=used - 3 * 86400")
             iterator = stack.enter_context(two.iterator(two.old))
             # One that has not looked at all its examples may need any file.
             take_epoch(iterator, two.old, 1 if user == "living run" else N_OLD // BATCH_SIZE)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.chainer.scripts import wait_until
-from tests.support.staged import charged_bytes, evict, staged_paths
+from tests.support.staged import charged_bytes, evict, query, staged_paths
 
 from .commands import (
     ENVIRONMENT,
@@ -75,6 +75,14 @@ def test_only_what_has_changed_is_staged_again(source, fast, listing) -> None:
     again = stage(source, fast, listing)
     assert "staged 1 file 3 B in " in again.stdout
     assert staged_files(fast)["c1/4.bin"] == b"new"
+
+
+def test_what_is_listed_again_counts_as_used_again(source, fast, listing) -> None:
+    stage(source, fast, listing)
+    query(fast, "UPDATE staged SET used=used - 3 * 86400")
+    stage(source, fast, "-", stdin="c0/0.bin\nc0/3.bin\n")
+    recent = query(fast, "SELECT path FROM staged WHERE used > (SELECT MIN(used) FROM staged)")
+    assert sorted(recent) == [(b"c0/0.bin",), (b"c0/3.bin",)]
 
 
 def test_a_list_may_come_from_standard_input_with_absolute_paths(source, fast, contents) -> None:

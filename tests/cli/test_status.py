@@ -153,7 +153,7 @@ def test_records_that_make_no_sense_do_no_harm(source, fast, listing) -> None:
     with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
         for n, record in enumerate(records):
             row = (n, *record)
-            connection.execute("INSERT INTO run VALUES (?, 1, ?, 1.0, 2.0, 'closed', ?)", row)
+            connection.execute("INSERT INTO run VALUES (?, 1, ?, 1.0, 1, 2.0, 'closed', ?)", row)
         connection.commit()
     done = overlapiter("status", fast)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import pytest
 from overlapiter.store import neighbours
 from overlapiter.store import store as store_module
 from tests.store.actors import apart, in_a_process
-from tests.store.stores import SOURCE, made_store, n_right, segment_paths, stage, wanted
+from tests.store.stores import SOURCE, made_store, n_right, segment_paths, stage
 
 
 def runs(store):
@@ -96,6 +96,7 @@ def test_what_was_staged_before_the_clock_was_set_back_is_a_stray(directory, fil
     monkeypatch.setattr(time, "time", lambda: now_seconds + 10**8)
     store = made_store(directory, 1)
     stage(store, files, files.paths)
+    store.neighbours.tell_uses([])
     store.record_end("closed", {})
     store.close()
     monkeypatch.setattr(time, "time", lambda: now_seconds)
@@ -104,9 +105,6 @@ def test_what_was_staged_before_the_clock_was_set_back_is_a_stray(directory, fil
         found = other.neighbours.strays(are_young_spared=are_young_spared, limit=100)
         assert len(found) == len(files.paths)
     other.close()
-    later = made_store(directory, 3)
-    assert not any(each.is_in_use for each in later.look(wanted(later, files.paths)).values())
-    later.close()
 
 
 @in_a_process
@@ -261,15 +259,16 @@ def test_facts_of_any_kind_can_be_noted(directory, files, facts):
     apart(stage_all)
 
 
-DAYS_AGO = 3 * neighbours.DAY_SECONDS
+DAY_SECONDS = 24 * 3600
 
 
 def aged_store(directory, files, run):
     """Return the store of a run that began days ago, and has staged files then."""
     store = made_store(directory, run)
     stage(store, files, files.paths)
-    store._access.write(lambda cursor: cursor.execute(f"UPDATE run SET started=started-{DAYS_AGO}"))
-    store._access.write(lambda cursor: cursor.execute(f"UPDATE staged SET at=at-{DAYS_AGO}"))
+    for change in ("run SET started=started", "staged SET used=used"):
+        statement = f"UPDATE {change}-{3 * DAY_SECONDS}"
+        store._access.write(lambda cursor, statement=statement: cursor.execute(statement))
     return store
 
 
@@ -278,40 +277,67 @@ def n_strays(store, *, are_young_spared=True):
 
 
 @in_a_process
-def test_what_the_runs_of_a_root_do_not_use_are_strays_once_these_have_seen_all(directory, files):
+def test_what_the_runs_of_a_root_do_not_use_are_strays_once_all_have_told(directory, files):
     aged_store(directory, files, 1).close()
     one, other = made_store(directory, 2), made_store(directory, 3)
-    for store in (one, other):
-        store.sweep()
-    for store in (one, other):
-        assert n_strays(one) == 0
-        store.neighbours.note_all_seen()
-    assert n_strays(one) == len(files.paths)
+    one.sweep()
+    statement = f"UPDATE run SET ended=ended-{2 * DAY_SECONDS} WHERE id=1"
+    one._access.write(lambda cursor: cursor.execute(statement))
+    other.sweep()
+    one.neighbours.tell_uses([one.key_of(path) for path in files.paths[:15]])
+    assert n_strays(one) == 0
+    other.neighbours.tell_uses([one.key_of(path) for path in files.paths[:20]])
+    assert n_strays(one) == n_strays(other) == len(files.paths) - 20
     assert n_strays(one, are_young_spared=False) == 0
-    keys = [one.key_of(path) for path in files.paths]
-    one.note_verified(keys[:5], is_compared=False)
-    one.note_verified(keys[5:15], is_compared=True)
-    assert n_strays(other) == len(files.paths) - 10
     other.close()
     one.close()
 
 
 @in_a_process
-def test_what_the_runs_of_a_root_do_not_use_is_looked_for_once(directory, files, monkeypatch):
+def test_what_a_long_run_has_used_stays_for_a_day_after_its_end(directory, files):
+    one, other = aged_store(directory, files, 1), made_store(directory, 2)
+    one.record_end("closed", {})
+    other.neighbours.tell_uses([])
+    assert n_strays(other) == 0
+    earlier = f"UPDATE run SET ended=ended-{2 * DAY_SECONDS} WHERE id=1"
+    one._access.write(lambda cursor: cursor.execute(earlier))
+    assert n_strays(other) == len(files.paths)
+    other.close()
+    one.close()
+
+
+@in_a_process
+def test_of_a_root_with_runs_what_none_uses_is_looked_for_until_there_is_no_more(
+    directory, files, monkeypatch
+):
     one, other = aged_store(directory, files, 1), made_store(directory, 2)
     for store in (one, other):
-        store.total_bytes()
-        store.neighbours.note_all_seen()
+        store.neighbours.tell_uses([])
     looks, rows = [], other._access.rows
 
     def look(statement, *values):
         looks.append("FROM staged" in statement)
         return rows(statement, *values)
 
+    def n_looks():
+        looks.clear()
+        assert n_strays(other) == 0
+        return sum(looks)
+
     monkeypatch.setattr(other._access, "rows", look)
-    assert n_strays(other) == n_strays(other) == 0
-    assert sum(looks) == 1
-    one.record_end("closed", {})
-    assert n_strays(other) == len(files.paths)
-    other.close()
-    one.close()
+    assert [n_looks() for _ in range(3)] == [1, 0, 0]
+    one._access.write(lambda cursor: cursor.execute("UPDATE staged SET used=0 WHERE rowid % 2"))
+    late = f"UPDATE run SET started=started-{DAY_SECONDS}"
+    one._access.write(lambda cursor: cursor.execute(late))
+    n_found = len(other.neighbours.strays(are_young_spared=True, limit=3))
+    beginner = made_store(directory, 3)
+    beginner.total_bytes()
+    assert n_strays(other) == 0
+    beginner.neighbours.tell_uses([])
+    while keys := other.neighbours.strays(are_young_spared=True, limit=3):
+        other.evict(keys)
+        n_found += len(keys)
+    assert 3 < n_found <= len(files.paths)
+    assert [n_looks() for _ in range(2)] == [0, 0]
+    for store in (beginner, other, one):
+        store.close()

@@ -297,9 +297,7 @@ def test_after_another_boot_a_copy_is_read_before_it_is_used(tmp_path, monkeypat
         setting = Setting(tmp_path, contents, run=2, validate="never")
         note, noted = setting.stores[0].note_verified, []
         monkeypatch.setattr(
-            setting.stores[0],
-            "note_verified",
-            lambda keys, **how: note(keys, **how) or noted.append(len(keys)),
+            setting.stores[0], "note_verified", lambda keys: note(keys) or noted.append(len(keys))
         )
         assert setting.outcomes(*setting.paths) == [FOUND, COPIED, FOUND]
         assert noted == [2]  # together

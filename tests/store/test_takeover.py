@@ -321,7 +321,7 @@ def test_after_a_boot_files_count_once_their_checksums_were_compared(
         keys = {path: store.key_of(path) for path in files.paths}
         found = store.look(wanted(store, files.paths))
         assert not any(each.is_verified for each in found.values())
-        store.note_verified([keys[path] for path in files.paths[:5]], is_compared=False)
+        store.note_verified([keys[path] for path in files.paths[:5]])
         found = store.look(wanted(store, files.paths))
         assert [p for p in files.paths if found[keys[p]].is_verified] == files.paths[:5]
         store.close()

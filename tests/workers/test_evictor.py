@@ -224,7 +224,7 @@ def test_files_of_a_source_that_no_run_uses_make_room_before_any_victim(tmp_path
     if not is_running:
         other.record_end("closed", {})
     other.close()
-    neighbours.DAY_SECONDS = -10  # it was staged just now
+    neighbours._DAY_SECONDS = -10  # it was staged just now
     task = room.for_task(0)
     assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
     assert bool(staged(other, files)) == is_running

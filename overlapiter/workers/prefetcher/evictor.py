@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import packed
@@ -22,6 +24,8 @@ Moved = dict[int, bytes | None]
 _STRAYS_AT_ONCE = 32
 #: When to search again for files that no run uses if there were none, and for dead processes.
 _STRAY_PAUSE_SECONDS, _TAKE_OVER_PAUSE_SECONDS = 30.0, 1.0
+#: How often, a second apart, an index is told what is of use; else what is of no use stays.
+_MOST_TRIES = 60
 
 
 class Evictor:
@@ -64,11 +68,16 @@ class Evictor:
         self._count(len(store.evict(keys, keep_room=True)))
         return True
 
-    def note_all_seen(self) -> None:
-        """Note that this run has looked at all its examples: what else is staged may go."""
+    def tell_uses(self, packed_keys: bytes) -> None:
+        """Have the indexes say which files are of use to this run: what else is staged may go."""
+        keys = np.frombuffer(packed_keys, np.int64).tolist()
         for store in self.stores:
-            with contextlib.suppress(OSError):  # then it stays
-                store.neighbours.note_all_seen()
+            for _ in range(_MOST_TRIES):
+                try:
+                    store.neighbours.tell_uses(keys)
+                    break
+                except OSError:  # the index is locked, or its disk is full
+                    time.sleep(_TAKE_OVER_PAUSE_SECONDS)
         self._next_search.clear()
 
     def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:

@@ -130,9 +130,8 @@ class Prefetcher:
             kind, *values = self._channel.receive()[0]
             if kind == "reads":
                 self._resize(values[0])
-            elif kind == "all seen":
-                if self._plan.validate != "never":  # else the index cannot tell what it uses
-                    self._threads.put(self._evictor.note_all_seen)
+            elif kind == "uses":
+                self._threads.put(functools.partial(self._evictor.tell_uses, values[0]))
             elif kind == "end":
                 self._end(*values)
                 return

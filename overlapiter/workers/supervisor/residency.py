@@ -71,7 +71,7 @@ class Residency:
         self._on_offer: collections.Counter[int] = collections.Counter()
         self._handed_out_id = self._settled_position = -1
         self.is_full = False  # whether files are evicted, or soon will be
-        self._have_all_been_seen = False
+        self._has_told_uses = False
         self._n_parts = self._n_unstaged = self._n_evicted = 0
 
     @property
@@ -243,7 +243,7 @@ class Residency:
             if is_complete and len(extents) == EXTENT_BYTES:
                 usual[index] = extents
                 continue
-            self._note(index, extents, was_refused=was_refused)
+            self._note(index, extents, is_complete=is_complete, was_refused=was_refused)
             if is_complete:
                 self._known.put(index, extents)
             if was_refused:
@@ -261,11 +261,11 @@ class Residency:
         self._eviction.note_one_file_each(indices, table["tier"], table["key"], n_bytes)
         self._known.put_one_file_each(indices, packed)
 
-    def _note(self, index: int, packed: bytes, *, was_refused: bool) -> None:
+    def _note(self, index: int, packed: bytes, *, is_complete: bool, was_refused: bool) -> None:
         extents = unpacked(packed).values()
         files = [(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents]
         tier = min((extent.tier for extent in extents), default=-1)
-        self._eviction.note(index, tier, files, is_missing=was_refused)
+        self._eviction.note(index, tier, files, is_missing=was_refused, is_complete=is_complete)
 
     def take_back(self, victims: list[Victim] | None, moved: Moved) -> None:
         """Take note of what became of the victims of a task; those not in ``moved`` stay."""
@@ -288,11 +288,11 @@ class Residency:
             self._n_evicted += extents is not None
         self._eviction.give_back(unused)
 
-    def has_news_of_all(self) -> bool:
-        """Return whether all examples have been looked at, the first time that they have."""
-        is_news = not self._have_all_been_seen and self._eviction.has_seen_all()
-        self._have_all_been_seen |= is_news
-        return is_news
+    def uses_to_tell(self) -> bytes | None:
+        """Return the keys of all files, once, when all examples have been looked up; else None."""
+        keys = None if self._has_told_uses else self._eviction.files_in_use()
+        self._has_told_uses |= keys is not None
+        return None if keys is None else keys.tobytes()
 
     def is_to_be_tried_again(self, part: Part, *, had_victims: bool) -> bool:
         """Return whether to stage a part again, for which there was no room."""
