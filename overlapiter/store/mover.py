@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from overlapiter.origins.origin import LocalFile, Original
 
@@ -43,6 +43,7 @@ class Mover:
             return {}, []
         try:
             claim = tiers.stores[0].claim([*low])
+            staged_at = self._staged_at(low.values())
         except OSError as error:
             tiers.blame(0, error)
             return {}, []
@@ -53,7 +54,7 @@ class Mover:
             copies += self._copied(left[:_AT_ONCE], Room(range(1)))
             del left[:_AT_ONCE]
         failed = claimed - {copy.wanted.key for copy in copies}
-        answers = tiers.publish(copies, [*failed], 0)
+        answers = tiers.publish(copies, [*failed], 0, staged_at)
         risen = {key: answer for key, answer in answers.items() if answer.extent is not None}
         tiers.drop([extent for file, extent in mine.items() if file.key in risen])
         risen |= {key: Staged.at(found.extent) for key, found in claim.found.items()}
@@ -73,11 +74,24 @@ class Mover:
         became: dict[int, Staged | None] = {}
         for first in range(0, len(keys), _AT_ONCE):  # the small ones lie in memory meanwhile
             here = store.files(keys[first : first + _AT_ONCE])
-            answers = self._tiers.publish(self._copied(here, Room(slower, make_room)), [], None)
-            there = [file.key for file, _ in here]
+            staged_at = {file.key: at for file, _, at in here}
+            copies = self._copied([each[:2] for each in here], Room(slower, make_room))
+            answers = self._tiers.publish(copies, [], None, staged_at)
+            there = [*staged_at]
             store.evict(there, keep_room=True)
             became |= {key: answers.get(key) for key in there}
         return became
+
+    def _staged_at(self, extents: Iterable[Extent]) -> dict[int, int]:
+        """Return when copies were staged: that of a file does not change when it is moved.
+
+        By that time other nodes tell whether it was compared with its source in their job.
+        """
+        keys: dict[int, list[int]] = {}
+        for extent in extents:
+            keys.setdefault(extent.tier, []).append(extent.key)
+        there = [self._tiers.stores[tier].files(own) for tier, own in keys.items()]
+        return {file.key: at for here in there for file, _, at in here}
 
     def _copied(self, here: Sequence[tuple[Wanted, Extent]], room: Room) -> list[Copy]:
         """Copy files of a tier to others, as far as these have room; small ones together."""

@@ -26,6 +26,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from . import reclaim, segments
@@ -179,18 +180,19 @@ class Store:
                 found[extent.key] = Found(extent, row[6] == boots)
         return found
 
-    def files(self, keys: Sequence[int]) -> list[tuple[Wanted, Extent]]:
-        """Return what is staged of some files, known by their keys alone."""
-        select = "SELECT key, segment, start, size, mtime, checksum, path FROM staged WHERE key IN"
+    def files(self, keys: Sequence[int]) -> list[tuple[Wanted, Extent, int]]:
+        """Return what is staged of some files, known by their keys alone, and since when."""
+        columns = "key, segment, start, size, mtime, checksum, at, path"
+        select = f"SELECT {columns} FROM staged WHERE key IN"
 
-        def files(cursor: Cursor) -> list[tuple[Wanted, Extent]]:
+        def files(cursor: Cursor) -> list[tuple[Wanted, Extent, int]]:
             found = []
-            for *numbers, name in run_by_key(cursor, select, keys):
+            for *numbers, at, name in run_by_key(cursor, select, keys):
                 extent = extent_of(numbers, self.tier)
                 if type(name) is not bytes:
                     raise IndexDamagedError(f"no path: {name!r}")
                 path = (self._root_bytes + name).decode("utf-8", "surrogateescape")
-                found.append((Wanted(extent.key, path), extent))
+                found.append((Wanted(extent.key, path), extent, number_of((at,))))
             return found
 
         return self._access.read(files)
@@ -281,7 +283,12 @@ class Store:
         """Keep room for small files, as :meth:`.OpenGeneration.promise` does."""
         return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
-    def publish(self, copies: Sequence[Written], failed: Sequence[int]) -> bool:
+    def publish(
+        self,
+        copies: Sequence[Written],
+        failed: Sequence[int],
+        staged_at: Mapping[int, int] = MappingProxyType({}),
+    ) -> bool:
         """Make complete copies known, and give up the claims on other files.
 
         If it raises, the copies are given up, and so are the claims.
@@ -289,6 +296,7 @@ class Store:
         Args:
             copies: No file twice.
             failed: Keys of files that were claimed and not copied.
+            staged_at: When files that come from another tier were staged there, by their keys.
 
         Returns:
             Whether they are known; not if their generation was thrown away meanwhile.
@@ -297,7 +305,9 @@ class Store:
         paths = self._stored_paths(wanted for wanted, _, _ in copies)
         is_published = False
         try:
-            is_published = self._on(lambda opened: self._publish(opened, copies, paths, ended))
+            is_published = self._on(
+                lambda opened: self._publish(opened, copies, paths, ended, staged_at)
+            )
         finally:
             if not is_published:
                 for _, place, _ in copies:
@@ -311,15 +321,17 @@ class Store:
         copies: Sequence[Written],
         paths: Mapping[int, bytes],
         ended: Sequence[int],
+        staged_at: Mapping[int, int],
     ) -> bool:
         """Publish copies; return False if their generation was thrown away meanwhile."""
         places = [place for _, place, _ in copies]
         is_here = all(map(opened.is_here, places))
-        at = int(time.time())
+        now = int(time.time())
         rows = [
             (
                 extent.key, self._source_number, paths[extent.key], extent.segment,
-                extent.start, extent.size, extent.mtime, extent.checksum, opened.boots, at, at,
+                extent.start, extent.size, extent.mtime, extent.checksum, opened.boots,
+                staged_at.get(extent.key, now), now,
             )
             for _, _, extent in copies
         ]  # fmt: skip

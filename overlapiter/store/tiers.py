@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from .breaker import Breaker
@@ -151,12 +152,17 @@ class Tiers:
         return claimed or answer
 
     def publish(
-        self, copies: Sequence[Copy], failed: Sequence[int], home: int | None
+        self,
+        copies: Sequence[Copy],
+        failed: Sequence[int],
+        home: int | None,
+        staged_at: Mapping[int, int] = MappingProxyType({}),
     ) -> dict[int, Staged]:
         """Publish copies, a transaction for each tier; return the answer for each.
 
         ``failed`` are keys of files that were claimed and not copied. ``home`` is the tier that has
-        the claims, which end last; None if there are none.
+        the claims, which end last; None if there are none. ``staged_at`` is that of
+        :meth:`.Store.publish`.
         """
         answers: dict[int, Staged] = {}
         for tier, store in reversed([*enumerate(self.stores)]):
@@ -167,7 +173,7 @@ class Tiers:
             if not here and not ended:
                 continue
             try:
-                is_published = store.publish([copy[:3] for copy in here], ended)
+                is_published = store.publish([copy[:3] for copy in here], ended, staged_at)
             except OSError as error:
                 answer = self.blame(tier, error)
                 answers |= {copy.wanted.key: answer for copy in here}
