@@ -133,9 +133,6 @@ def begin_tracing(settings: Settings, name: str, rank: int) -> Iterator[Tracing]
     if not settings.trace:
         yield OFF
         return
-    with (
-        begin_trace(settings.trace, name, rank=rank) as trace,
-        Monitor(trace, settings.device),
-    ):
+    with begin_trace(settings.trace, name, rank=rank) as trace, Monitor(trace, settings.device):
         trace.name_row("main")
         yield trace

@@ -12,14 +12,7 @@ from mpi4py import MPI
 from overlapiter.errors import OptionError
 from overlapiter.tracing import Tracing
 
-from .ending import (
-    Process,
-    abort_start,
-    expect_end,
-    is_command,
-    is_world,
-    start_together,
-)
+from .ending import Process, abort_start, expect_end, is_command, is_world, start_together
 from .epochs import Record
 from .job import Preparation, begin_tracing
 from .meeting import send_later
@@ -29,12 +22,7 @@ from .post import Mail, Post, ServerConnection, mpi_reason
 from .silence import PATIENCE, Watch
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer, end_group
-from .worker import (
-    RefusedError,
-    ServerLostError,
-    StoppedError,
-    Worker,
-)
+from .worker import RefusedError, ServerLostError, StoppedError, Worker
 
 #: Between two looks for a message.
 _PAUSE_SECONDS = 20e-6
@@ -69,16 +57,16 @@ def _train(
     settings = preparation.settings
     plan = _shared_plan(comm, preparation)
     groups = groups_of(comm.size, settings.masters)
-    is_master = comm.rank in groups
-    name = "worker" if comm.rank else "server"
-    with begin_tracing(settings, "sub-server" if is_master else name, comm.rank) as trace:
+    group = groups.get(comm.rank)
+    name = "sub-server" if group else "worker" if comm.rank else "server"
+    with begin_tracing(settings, name, comm.rank) as trace:
         if not comm.rank:
             return Site(comm, groups, processes).serve(preparation, plan, trace)
-        if is_master:
-            _serve_group(comm, groups[comm.rank], preparation, plan, trace)
+        if group:
+            _serve_group(comm, group, preparation, plan, trace)
         else:
-            masters = [master for master, group in groups.items() if comm.rank in group]
-            _work(comm, masters[0] if masters else 0, preparation, plan, trace)
+            server = next((master for master, group in groups.items() if comm.rank in group), 0)
+            _work(comm, server, preparation, plan, trace)
     return None
 
 
