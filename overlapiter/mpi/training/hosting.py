@@ -9,7 +9,7 @@ from overlapiter.errors import TrainingError
 
 from .epochs import Record
 from .interrupts import Interrupts
-from .job import Job
+from .job import Job, Preparation
 from .messages import Kind, Message
 from .model import words_of_bad
 from .outputs import Outputs
@@ -31,9 +31,9 @@ class Host:
         model: A model to load weights into.
     """
 
-    def __init__(self, job: Job, outputs: Outputs, workers: list[int]) -> None:
+    def __init__(self, job: Job, preparation: Preparation, workers: list[int]) -> None:
         self._job = job
-        self._outputs = outputs
+        self._outputs = Outputs(job, preparation)
         self._alive_at, self._clock = time.monotonic(), AwakeClock()
         self._validated_at = 0.0
         self._limit_seconds = PATIENCE * job.settings.worker_timeout
@@ -45,8 +45,8 @@ class Host:
         self._inline: Evaluator | None = None
         if job.settings.validation == "inline":
             self._inline = Evaluator(job, job.model(), self.alive)
-        self.server = Server(job, self.model, workers, self._inline, outputs.record)
-        self.server.start(outputs.begin(self.server))
+        self.server = Server(job, self.model, workers, self._inline, self._outputs.record)
+        self.server.start(self._outputs.begin(self.server))
         self._validation, self._epochs = self.server.validation, self.server.epochs
         self._epoch = self._epochs.current
         self._interrupts = Interrupts()

@@ -19,7 +19,6 @@ from .hosting import Host
 from .job import Preparation
 from .meeting import has_come, send_later
 from .messages import Kind, Message, buffer_bytes
-from .outputs import Outputs
 from .plan import Plan
 from .post import Mail, Post
 from .server import Server
@@ -50,7 +49,7 @@ class Site:
         """Serve until the run is over; see :func:`.run.train`."""
         try:
             job = preparation.job(plan, trace)
-            host = Host(job, Outputs(job, preparation), self._workers)
+            host = Host(job, preparation, self._workers)
         except Exception as error:
             self._turn_away(error)
             raise
