@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from overlapiter.objective import Vector
 
-from .rules import RULES, Rule
+from .rules import RULES, Rule, Values
 
 #: What :meth:`ServerOptimizer.state` returns.
 State = dict[str, NDArray[Any] | int | float]
@@ -97,7 +97,7 @@ def _numpy(rule: Rule, weights: Vector, gradient: Vector, *slots_and_constants: 
     for start in range(0, len(weights), _BLOCK):
         part = slice(start, start + _BLOCK)
         olds = (weights[part], *(slot[part] for slot in slots))
-        news = rule.step(olds[0], gradient[part], *olds[1:], *constants)
+        news = rule.step(olds[0], gradient[part], olds[1:], constants)
         for old, new in zip(olds, news, strict=True):
             old[...] = new
 
@@ -118,29 +118,25 @@ def _numba(name: str) -> Apply:
 
 
 def _loop_0(step: Callable[..., Any]) -> Callable[..., None]:
-    def loop(weights: Vector, gradient: Vector, constants: tuple[np.float32, ...]) -> None:
+    def loop(weights: Vector, gradient: Vector, constants: Values) -> None:
         for i in range(weights.size):
-            (weights[i],) = step(weights[i], gradient[i], *constants)
+            (weights[i],) = step(weights[i], gradient[i], (), constants)
 
     return loop
 
 
 def _loop_1(step: Callable[..., Any]) -> Callable[..., None]:
-    def loop(
-        weights: Vector, gradient: Vector, slot: Vector, constants: tuple[np.float32, ...]
-    ) -> None:
+    def loop(weights: Vector, gradient: Vector, slot: Vector, constants: Values) -> None:
         for i in range(weights.size):
-            weights[i], slot[i] = step(weights[i], gradient[i], slot[i], *constants)
+            weights[i], slot[i] = step(weights[i], gradient[i], (slot[i],), constants)
 
     return loop
 
 
 def _loop_2(step: Callable[..., Any]) -> Callable[..., None]:
-    def loop(
-        weights: Vector, gradient: Vector, a: Vector, b: Vector, constants: tuple[np.float32, ...]
-    ) -> None:
+    def loop(weights: Vector, gradient: Vector, a: Vector, b: Vector, constants: Values) -> None:
         for i in range(weights.size):
-            weights[i], a[i], b[i] = step(weights[i], gradient[i], a[i], b[i], *constants)
+            weights[i], a[i], b[i] = step(weights[i], gradient[i], (a[i], b[i]), constants)
 
     return loop
 
