@@ -108,8 +108,7 @@ class Host:
             with self._validation.changed:
                 self._validation.changed.wait(_LOOK_SECONDS)
             self.tick()
-        ((_, reply),) = self.server.outbox
-        self.server.outbox.clear()
+        ((_, reply),) = self.server.replies()
         return reply
 
     def _after(self, *, is_report: bool = False) -> None:

@@ -1,13 +1,13 @@
 """The server: holds the weights, gives out leases, and says when an epoch and the run are over.
 
-It knows nothing of MPI: messages of the workers come in by :meth:`Server.receive`, replies lie in
-:attr:`Server.outbox`. So one process alone runs the same steps.
+It knows nothing of MPI: messages of the workers come in by :meth:`Server.receive`, and replies go
+out by :meth:`Server.replies`. So one process alone runs the same steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -41,8 +41,7 @@ class Server:
         queue: Which examples are trained on.
         validation: Which snapshots are to be validated.
         epochs: What is known of the epochs.
-        outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
-            call, for their vectors change.
+        outbox: Replies that are due, with the worker that each is for.
         failure: Why the run has failed; None if it has not.
         lost: The workers that are gone, with the reason.
     """
@@ -144,10 +143,16 @@ class Server:
     def mark(self, number: int) -> None:
         """Have each worker keep its own state with its next reply, for a checkpoint."""
         self._marks = dict.fromkeys(self._attendance.present, number)
-        for i, (worker, message) in enumerate(self.outbox):
-            if message.kind is Kind.GO:
-                marked = message._replace(checkpoint=self._marks.pop(worker, 0))
-                self.outbox[i] = worker, marked
+
+    def replies(self) -> Iterator[tuple[int, Message]]:
+        """Take the replies from the outbox, with the worker that each is for.
+
+        They are to be sent, or copied, before the next call, for their vectors change.
+        """
+        for worker, message in self.outbox:
+            mark = self._marks.pop(worker, 0) if message.kind is Kind.GO else message.checkpoint
+            yield worker, message._replace(checkpoint=mark)
+        self.outbox.clear()
 
     # --- how it stands ------------------------------------------------------------------------
 
@@ -219,8 +224,6 @@ class Server:
         if self.is_over:
             self._told_to_stop.add(worker)
             message = Message(Kind.STOP, text=str(self.failure or ""))
-        elif message.kind is Kind.GO:
-            message = message._replace(checkpoint=self._marks.pop(worker, 0))
         self.outbox.append((worker, message._replace(origin=worker)))
 
     # --- work for workers ---------------------------------------------------------------------
@@ -249,8 +252,7 @@ class Server:
             self._waiting.clear()
             self._parked.clear()
         for worker in [*self._parked]:
-            message = self._work_for(worker)
-            if message is not None:
+            if (message := self._work_for(worker)) is not None:
                 del self._parked[worker]
                 self._send(worker, message)
 
@@ -262,11 +264,10 @@ class Server:
         if taken is None:
             return None
         epoch, piece = taken
-        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
-        if self._knows_snapshot.get(worker) == epoch:
-            return message
+        is_known = self._knows_snapshot.get(worker) == epoch
         self._knows_snapshot[worker] = epoch
-        return message._replace(vector=self.validation.snapshots[epoch])
+        snapshot = EMPTY if is_known else self.validation.snapshots[epoch]
+        return Message(Kind.VALIDATE, epoch=epoch, piece=piece, vector=snapshot)
 
     @property
     def _may_validate(self) -> bool:

@@ -77,10 +77,9 @@ class Site:
                     host.tick()
                     self._reassure(server)
                     looked_at = time.monotonic()
-                for worker, message in server.outbox:
+                for worker, message in server.replies():
                     with trace.span("send", "mpi", None, to=worker):
                         self._send(mail, worker, message)
-                server.outbox.clear()
             self._stop(mail, server.lost, text=str(server.failure or ""))  # one may come back yet
         except BaseException as error:
             self._stop(mail, self._workers, text=f"the server has failed: {error!r}")
