@@ -9,7 +9,7 @@ from overlapiter.errors import TrainingError
 
 from .epochs import Record
 from .interrupts import Interrupts
-from .job import Job, Preparation
+from .job import Job
 from .messages import Kind, Message
 from .model import words_of_bad
 from .outputs import Outputs
@@ -31,9 +31,9 @@ class Host:
         model: A model to load weights into.
     """
 
-    def __init__(self, job: Job, preparation: Preparation, workers: list[int]) -> None:
+    def __init__(self, job: Job, workers: list[int]) -> None:
         self._job = job
-        self._outputs = Outputs(job, preparation)
+        self._outputs = Outputs(job)
         self._alive_at, self._clock = time.monotonic(), AwakeClock()
         self._validated_at = 0.0
         self._limit_seconds = PATIENCE * job.settings.worker_timeout

@@ -27,6 +27,7 @@ from .settings import Settings, comment
 class Job:
     """Settings, model and data of a run, and what shows how it goes on."""
 
+    preparation: Preparation
     settings: Settings
     build: Builder
     source: Source
@@ -124,7 +125,7 @@ class Preparation:
         source, build = Source(self.settings), builder_from(self.model)
         if self.of_model:
             build = functools.partial(build, **self.of_model)
-        return Job(self.settings, build, source, plan, self.listener, trace)
+        return Job(self, self.settings, build, source, plan, self.listener, trace)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from overlapiter.errors import OptionError, TrainingError
 from . import checkpoint
 from .curves import draw
 from .epochs import Record, summary
-from .job import Job, Preparation
+from .job import Job
 from .model import Model
 from .server import Server
 
@@ -41,8 +41,8 @@ class Outputs:
         TrainingError: Its checkpoint cannot be read.
     """
 
-    def __init__(self, job: Job, preparation: Preparation) -> None:
-        self._job = job
+    def __init__(self, job: Job) -> None:
+        self._job, preparation = job, job.preparation
         self._listener = job.listener
         self._on_epoch = preparation.on_epoch
         self._out = job.settings.out

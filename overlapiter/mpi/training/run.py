@@ -72,7 +72,7 @@ def train(
     with begin_tracing(chosen, "train", 0) as trace:
         job = preparation.job(preparation.plan(1), trace)
         # The same steps as with one worker under MPI, without communication.
-        with Host(job, preparation, [_RANK]) as host:
+        with Host(job, [_RANK]) as host:
             Worker(job, _RANK, job.model(), host.answer).run()
             return host.finish()
 
