@@ -178,7 +178,7 @@ class DownpourWorker(WorkerSide):
 
     def step(self, gradient: Vector) -> Vector | None:
         """Take one local step; return the message that is due, or None."""
-        if self._settings.sync_every == 1:  # the weights come back before they are needed
+        if not self._settings.has_local_steps:  # the weights come back before they are needed
             return gradient
         if not self.n_steps:
             self.sum.fill(0)
@@ -334,10 +334,9 @@ class GemServer(ServerSide):
 def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> WorkerSide:
     """Return a worker's half of the algorithm; see :class:`_Half` for the arguments.
 
-    The optimizer makes the local steps, which Downpour does only where ``sync_every`` is above 1.
+    The optimizer makes the local steps, if there are any.
     """
-    is_stepping = settings.algorithm != "downpour" or settings.sync_every > 1
-    means = "auto" if is_stepping else "numpy"
+    means = "auto" if settings.has_local_steps else "numpy"
     kinds = {"downpour": DownpourWorker, "easgd": EasgdWorker, "gem": GemWorker}
     return kinds[settings.algorithm](settings, n_workers, n_state, means)
 

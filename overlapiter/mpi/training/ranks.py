@@ -133,9 +133,8 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
     """
     watch, request = Watch(timeout_seconds), None
     while not watch.reason:
-        if request is None:
-            message = comm.improbe(source=0, tag=_PLAN_TAG)
-            request = None if message is None else message.irecv()
+        if request is None and (message := comm.improbe(source=0, tag=_PLAN_TAG)):
+            request = message.irecv()
         if request is not None:
             is_here, told = request.test()
             if is_here:

@@ -147,14 +147,12 @@ class Reader:
 
     def _run(self) -> None:
         self._trace.name_row("reading")
-        try:
+        with contextlib.closing(self._pieces):
             while (lease := self._asked.get()) is not None and not self._is_closed.is_set():
                 try:
                     self._ready.put(self._read(lease))
                 except Exception as error:  # the training thread raises it
                     self._ready.put(error)
-        finally:
-            self._pieces.close()
 
     def _read(self, lease: Lease) -> Batch:
         arrays = self._pieces.read(lease.piece)

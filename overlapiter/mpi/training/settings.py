@@ -130,6 +130,11 @@ class Settings:
         own = ("loss", *self.metrics)
         return (*own, *(f"val_{name}" for name in own))
 
+    @property
+    def has_local_steps(self) -> bool:
+        """Whether a worker takes steps of its own, and so has more than the server's weights."""
+        return self.algorithm != "downpour" or self.sync_every > 1
+
     def to_toml(self) -> str:
         """Return the settings as a TOML file, with a comment for each."""
         lines = []
