@@ -65,7 +65,7 @@ def _plain(name, weights, gradient):
         nonlocal news, n_updates
         n_updates += 1
         constants = rule.constants(RATES[name], n_updates, 0.9)
-        news = rule.step(news[0], gradient, *news[1:], *constants)
+        news = rule.step(news[0], gradient, news[1:], constants)
 
     return update
 

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import functools
 import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from overlapiter.options import directory_path
@@ -163,12 +162,6 @@ def listed(
     return inventory.files(sources, pattern=pattern)
 
 
-def run_of(command: str, staging: Mapping[str, object]) -> Run:
-    """Return a command as others see it."""
-    facts = {"command": f"overlapiter {command}", "trainer_pid": os.getpid(), "staging": staging}
-    return Run(secrets.randbits(62), facts)
-
-
 def store_of(inventory: Inventory, source: Source, command: str) -> Store:
     """Return what changes that which is staged; it is opened when it is first used.
 
@@ -180,7 +173,7 @@ def store_of(inventory: Inventory, source: Source, command: str) -> Store:
             f"{inventory.directory} is read-only: see its modes and owner (ls -l), or whether its "
             f"disk is mounted read-only, perhaps since it has failed (dmesg)"
         )
-    run, site = run_of(command, {"source": source.root}), Site(inventory.directory)
+    run, site = Run.of_command(command, {"source": source.root}), Site(inventory.directory)
     return Store(site, source.root, run, place=source.place, warn=say)
 
 

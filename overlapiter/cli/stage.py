@@ -29,6 +29,7 @@ from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
 from overlapiter.store.outcome import Outcome, Staged
+from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from overlapiter.urls import is_url
@@ -39,7 +40,7 @@ from .console import Names, Progress, UsageError, first_few, say, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, add_storage_options
-from .place import new_directory, recorded, run_of
+from .place import new_directory, recorded
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
 _PART_FILES = 8
@@ -70,7 +71,6 @@ _FATE_OF = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     add = parser.add_argument
     text = (
         "file with one path a line, relative to SRC or absolute; lines of `path label`, as for "
@@ -103,7 +103,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Stage; return the exit code."""
     options = Staging(
         arguments.to,
         source=arguments.source,
@@ -122,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
         plan = staging_plan(options, (), [], is_training=False)
     staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
     warned: dict[str, None] = {}
-    (store,) = plan.stores(run_of("stage", staging), warned.setdefault)
+    (store,) = plan.stores(Run.of_command("stage", staging), warned.setdefault)
     work = _Work(plan, store, arguments.timeout, warned.setdefault)
     started = time.monotonic()
     with recorded(store, work.counters, map(store.key_of, files.paths)):

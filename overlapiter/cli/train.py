@@ -15,6 +15,7 @@ exit code: 0 if the run came to its end, 1 if not, 2 if the command line cannot 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -28,7 +29,6 @@ from .ranks import run_as_rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments."""
     add = parser.add_argument
     add("model", metavar="MODEL", help="Python file with build_model()")
     add("train_files", metavar="TRAIN_LIST", help="list of the training files")
@@ -44,35 +44,28 @@ def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any])
     about = field.metadata["help"].replace("%", "%%")
     default: Any = field.default
     kind = type(default)
-    more: dict[str, Any] = {"dest": field.name, "default": None}
     if kind is bool:
-        parser.add_argument(name, action=argparse.BooleanOptionalAction, help=about, **more)
+        parser.add_argument(name, action=argparse.BooleanOptionalAction, help=about)
         return
     shown = ",".join(default) if kind is tuple else default
     about += f" (default: {shown})" if shown != "" else ""
     choices = field.metadata.get("choices")
-    if kind is str and choices:
-        more["choices"] = choices
-    elif choices:
-        more["metavar"] = ",".join(choices)
-    else:
-        more["metavar"] = kind.__name__.upper() if kind in (int, float) else "WORD"
-    more["type"] = str if kind is tuple else kind
-    parser.add_argument(name, help=about, **more)
+    more: dict[str, Any] = {"metavar": kind.__name__.upper() if kind in (int, float) else "WORD"}
+    if choices:
+        more = {"choices": choices} if kind is str else {"metavar": ",".join(choices)}
+    parser.add_argument(name, type=str if kind is tuple else kind, help=about, **more)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train; return the exit code."""
     return run_as_rank(lambda: _train(arguments))
 
 
 def _train(arguments: argparse.Namespace) -> int:
     values = read_toml(arguments.settings) if arguments.settings else {}
-    names = [field.name for field in dataclasses.fields(Settings)]
-    given = {name: getattr(arguments, name) for name in names}
+    given = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Settings)}
     values |= {name: value for name, value in given.items() if value is not None}
     settings_of(split(values)[0])  # before anything starts
-    with _Listener(arguments) as listener:
+    with contextlib.closing(_Listener(arguments)) as listener:
         train(
             arguments.model,
             arguments.train_files,
@@ -92,13 +85,6 @@ class _Listener(NoListener):
         self._rank = launched_rank() or 0
         self._bar: Progress | None = None
 
-    def __enter__(self) -> _Listener:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        if self._bar is not None:
-            self._bar.__exit__()
-
     def say(self, text: str) -> None:
         """Say what the user should know."""
         who = f"rank {self._rank}: " if self._rank else ""
@@ -113,3 +99,8 @@ class _Listener(NoListener):
     def epoch(self, record: dict[str, Any], line: str) -> None:
         """Print a line for an epoch."""
         tell(self._arguments, line, **record)
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.__exit__()

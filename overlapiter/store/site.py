@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -19,3 +21,9 @@ class Run(NamedTuple):
 
     number: int  # drawn at random
     facts: Mapping[str, object]  # what ``overlapiter status`` shows of it
+
+    @classmethod
+    def of_command(cls, command: str, staging: Mapping[str, object]) -> Run:
+        """Return what a command of overlapiter's is to others."""
+        facts = {"command": f"overlapiter {command}", "trainer_pid": os.getpid()}
+        return cls(secrets.randbits(62), facts | {"staging": staging})

@@ -142,15 +142,21 @@ class ServerSide(_Half):
 
     def apply(self, message: Vector) -> Vector:
         """Apply a message and return the reply; the next call may change that."""
-        return self._apply(message) if len(message) else self.weights
+        if not len(message):
+            return self.weights
+        self.n_updates += 1
+        return self._apply(message)
 
     def _apply(self, message: Vector) -> Vector:
         raise NotImplementedError
 
     def _pull_state(self, message: Vector) -> None:
-        """Move the persistent state towards that of one of the workers."""
+        """Move the persistent state towards that of a worker, or take the mean of several."""
         centre, there = self._split(self.weights)[1], self._split(message)[1]
-        centre += (there - centre) / np.float32(self._n_workers)
+        if self._settings.synchronous:
+            centre[:] = there
+        else:
+            centre += (there - centre) / np.float32(self._n_workers)
 
 
 # --- Downpour -----------------------------------------------------------------------------------
@@ -172,7 +178,7 @@ class DownpourWorker(WorkerSide):
 
     def step(self, gradient: Vector) -> Vector | None:
         """Take one local step; return the message that is due, or None."""
-        if self._settings.sync_every == 1:  # the weights come back before they are needed
+        if not self._settings.has_local_steps:  # the weights come back before they are needed
             return gradient
         if not self.n_steps:
             self.sum.fill(0)
@@ -196,20 +202,15 @@ class DownpourWorker(WorkerSide):
 
 
 class DownpourServer(ServerSide):
-    """Applies each gradient by its optimizer as it comes, and replies with the new weights."""
+    """Applies each gradient by its optimizer as it comes, and replies with the new weights.
+
+    In synchronous mode it is given the means of what workers send.
+    """
 
     def _apply(self, message: Vector) -> Vector:
         self.optimizer.update(self._split(self.weights)[0], self._split(message)[0])
-        self.n_updates += 1
         self._pull_state(message)
         return self.weights
-
-
-class SynchronousServer(DownpourServer):
-    """Takes means of what workers send, and those of their persistent states for its own."""
-
-    def _pull_state(self, message: Vector) -> None:
-        self._split(self.weights)[1][:] = self._split(message)[1]
 
 
 def take_quorum(waiting: dict[int, T], share: float, n_workers: int) -> list[T]:
@@ -263,7 +264,6 @@ class EasgdServer(ServerSide):
         alpha = np.float32(self._settings.beta / self._n_workers)
         force = alpha * (message - self.weights)
         self.weights += force
-        self.n_updates += 1
         return force
 
 
@@ -325,7 +325,6 @@ class GemServer(ServerSide):
         centre, there = self._split(self.weights)[0], self._split(message)[0]
         centre += there
         self._pull_state(message)
-        self.n_updates += 1
         return EMPTY
 
 
@@ -335,10 +334,9 @@ class GemServer(ServerSide):
 def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> WorkerSide:
     """Return a worker's half of the algorithm; see :class:`_Half` for the arguments.
 
-    The optimizer makes the local steps, which Downpour does only where ``sync_every`` is above 1.
+    The optimizer makes the local steps, if there are any.
     """
-    is_stepping = settings.algorithm != "downpour" or settings.sync_every > 1
-    means = "auto" if is_stepping else "numpy"
+    means = "auto" if settings.has_local_steps else "numpy"
     kinds = {"downpour": DownpourWorker, "easgd": EasgdWorker, "gem": GemWorker}
     return kinds[settings.algorithm](settings, n_workers, n_state, means)
 
@@ -349,6 +347,5 @@ def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> Se
     The optimizer applies the gradients of Downpour; the others need none.
     """
     means = "auto" if settings.algorithm == "downpour" else "numpy"
-    downpour = SynchronousServer if settings.synchronous else DownpourServer
-    kinds = {"downpour": downpour, "easgd": EasgdServer, "gem": GemServer}
+    kinds = {"downpour": DownpourServer, "easgd": EasgdServer, "gem": GemServer}
     return kinds[settings.algorithm](settings, n_workers, n_state, means)

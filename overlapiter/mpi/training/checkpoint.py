@@ -16,14 +16,13 @@ import numpy as np
 from overlapiter.errors import TrainingError
 from overlapiter.newfile import replaced
 
-_NAME = "checkpoint.npz"
 #: What NumPy raises for a file that is damaged, cut off or empty.
 _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 def path_in(out: str) -> str:
     """Return the path of the checkpoint in the directory of a run."""
-    return os.path.join(out, _NAME)
+    return os.path.join(out, "checkpoint.npz")
 
 
 def remove(out: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,10 +34,6 @@ class DataFile(Protocol):
 
     def close(self) -> None:
         """Close the file."""
-
-
-#: Opens a data file.
-Opener = Callable[[str], DataFile]
 
 
 class Hdf5File:
@@ -93,15 +89,15 @@ class Source:
         self._label_type = _LABEL_TYPES.get(settings.loss)
         self._open = self._opener(settings.data)
 
-    def _opener(self, data: str) -> Opener:
+    def _opener(self, data: str) -> Callable[[str], DataFile]:
         if data:
             path, _, name = data.rpartition(":")
             if not path:
                 raise OptionError("data", f"{data!r} names no class; write FILE.py:CLASS")
-            found: Opener | None = getattr(module_from(path, "data"), name, None)
+            found = getattr(module_from(path, "data"), name, None)
             if found is None:
                 raise OptionError("data", f"{path} has no class {name}; write FILE.py:CLASS")
-            return found
+            return found  # type: ignore[no-any-return]  # the user's
         try:
             importlib.import_module("h5py")
         except ImportError:
@@ -138,13 +134,10 @@ class Source:
         return (*(_plain(path, each) for each in features), self._plain_labels(path, labels))
 
     @contextlib.contextmanager
-    def _opened(self, path: str, where: str) -> Any:
+    def _opened(self, path: str, where: str) -> Iterator[DataFile]:
         try:
-            file = self._open(where)
-            try:
+            with contextlib.closing(self._open(where)) as file:
                 yield file
-            finally:
-                file.close()
         except TrainingError:
             raise
         except (Exception, SystemExit) as error:  # which would end a thread without a word

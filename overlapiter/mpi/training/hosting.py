@@ -7,17 +7,15 @@ import time
 
 from overlapiter.errors import TrainingError
 
-from .algorithms import make_server_side
 from .epochs import Record
 from .interrupts import Interrupts
 from .job import Job
-from .leases import LeaseQueue
 from .messages import Kind, Message
 from .model import words_of_bad
 from .outputs import Outputs
 from .server import Server
 from .silence import PATIENCE, AwakeClock
-from .validation import SERVER, Evaluator, Validation, ValidationThread
+from .validation import SERVER, Evaluator, ValidationThread
 
 #: How long a piece may be validated yet when a run is cut short.
 _JOIN_SECONDS = 5.0
@@ -33,37 +31,27 @@ class Host:
         model: A model to load weights into.
     """
 
-    def __init__(self, job: Job, outputs: Outputs, workers: list[int]) -> None:
-        settings, plan = job.settings, job.plan
+    def __init__(self, job: Job, workers: list[int]) -> None:
         self._job = job
-        self._outputs = outputs
+        self._outputs = Outputs(job)
         self._alive_at, self._clock = time.monotonic(), AwakeClock()
         self._validated_at = 0.0
-        self._limit_seconds = PATIENCE * settings.worker_timeout
+        self._limit_seconds = PATIENCE * job.settings.worker_timeout
         self.model = job.model()
-        weights = self.model.weights()
-        if not weights.size:
+        if not self.model.weights().size:
             raise TrainingError("the model has no parameters; see what build_model() returns")
         if words := words_of_bad(self.model):
             raise TrainingError(f"of the new model {words}")
-        n_workers = settings.masters or plan.n_workers
-        self._side = make_server_side(settings, n_workers, self.model.n_state)
-        self._side.begin(weights)
-        self._queue = LeaseQueue(
-            plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
-        )
-        self._validation = Validation(plan.val_pieces)
-        self._epochs = outputs.epochs(self.model)
-        number = outputs.restore(self._side, self._queue, self._validation)
         self._inline: Evaluator | None = None
-        if settings.validation == "inline":
+        if job.settings.validation == "inline":
             self._inline = Evaluator(job, job.model(), self.alive)
-        parts = self._side, self._queue, self._validation, self._epochs
-        self.server = Server(job, self.model, *parts, workers, number, self._inline)
+        self.server = Server(job, self.model, workers, self._inline, self._outputs.record)
+        self.server.start(self._outputs.begin(self.server))
+        self._validation, self._epochs = self.server.validation, self.server.epochs
         self._epoch = self._epochs.current
         self._interrupts = Interrupts()
         self._thread: ValidationThread | None = None
-        if settings.validation == "thread" and plan.val_pieces:
+        if job.settings.validation == "thread" and job.plan.val_pieces:
             # Made here: a model is built by random numbers that all threads share.
             evaluator = Evaluator(job, job.model(), self._note_validation)
             self._thread = ValidationThread(self._validation, evaluator, job.trace)
@@ -120,8 +108,7 @@ class Host:
             with self._validation.changed:
                 self._validation.changed.wait(_LOOK_SECONDS)
             self.tick()
-        ((_, reply),) = self.server.outbox
-        self.server.outbox.clear()
+        ((_, reply),) = self.server.replies()
         return reply
 
     def _after(self, *, is_report: bool = False) -> None:
@@ -135,15 +122,14 @@ class Host:
 
     def checkpoint(self) -> None:
         """Begin to write a checkpoint."""
-        parts = self._side, self._queue, self._validation
-        self.server.mark(self._outputs.write_checkpoint(*parts))
+        self.server.mark(self._outputs.write_checkpoint())
 
     def finish(self) -> list[Record]:
         """Write what the run leaves behind, and return its records; raise what it has failed by."""
         if self.server.failure:
             raise self.server.failure
         self.checkpoint()
-        return self._outputs.finish(self.model, self._side.weights)
+        return self._outputs.finish(self.model)
 
     def __enter__(self) -> Host:
         self._interrupts.begin()

@@ -27,6 +27,7 @@ from .settings import Settings, comment
 class Job:
     """Settings, model and data of a run, and what shows how it goes on."""
 
+    preparation: Preparation
     settings: Settings
     build: Builder
     source: Source
@@ -124,7 +125,7 @@ class Preparation:
         source, build = Source(self.settings), builder_from(self.model)
         if self.of_model:
             build = functools.partial(build, **self.of_model)
-        return Job(self.settings, build, source, plan, self.listener, trace)
+        return Job(self, self.settings, build, source, plan, self.listener, trace)
 
 
 @contextlib.contextmanager
@@ -133,9 +134,6 @@ def begin_tracing(settings: Settings, name: str, rank: int) -> Iterator[Tracing]
     if not settings.trace:
         yield OFF
         return
-    with (
-        begin_trace(settings.trace, name, rank=rank) as trace,
-        Monitor(trace, settings.device),
-    ):
+    with begin_trace(settings.trace, name, rank=rank) as trace, Monitor(trace, settings.device):
         trace.name_row("main")
         yield trace

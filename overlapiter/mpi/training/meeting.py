@@ -45,46 +45,35 @@ def meet(
         tag: Of the messages.
         limit_seconds: How long to wait for ranks that do not come.
         sign: While its value changes, the time begins anew.
-        silent: Ranks that rank 0 does not wait for, as they have not answered for long.
+        silent: Ranks that are not waited for, as they have not answered for long.
         word: What this rank tells the others.
 
     Returns:
         The ranks that have not come in time: on rank 0 all of them, on the others what rank 0 has
         found, or rank 0. And the words of those that have come, unless rank 0 has not.
     """
+    others = {0} if comm.rank else {*range(1, comm.size)}
     if comm.rank:
         send_later(comm, word, 0, tag)
-        missing, said = _wait(comm, {0}, tag, limit_seconds, sign, ())
-        return said[0] if said else (missing, {})
-    missing, words = _wait(comm, {*range(1, comm.size)}, tag, limit_seconds, sign, silent)
-    words[0] = word
-    here = words.keys() - {0} - dead_in(comm)
-    for rank in here:
-        send_later(comm, (missing, words), rank, tag)
-    return missing, words
-
-
-def _wait(
-    comm: Any,
-    ranks: set[int],
-    tag: int,
-    limit_seconds: float,
-    sign: Callable[[], object],
-    silent: Collection[int],
-) -> tuple[list[int], dict[int, Any]]:
-    """Wait for the words of some ranks; return those that have not come, and the words."""
     words: dict[int, Any] = {}
     seen, until = sign(), time.monotonic() + limit_seconds
     while True:
-        for rank in ranks - words.keys():
+        for rank in others - words.keys():
             if has_come(comm, rank, tag):
                 words[rank] = comm.recv(source=rank, tag=tag)
-        missing = ranks - words.keys() - dead_in(comm)
+        missing = others - words.keys() - dead_in(comm)
         if sign() != seen:
             seen, until = sign(), time.monotonic() + limit_seconds
         if missing <= {*silent} or time.monotonic() > until:
-            return sorted(missing), words
+            break
         time.sleep(_PAUSE_SECONDS)
+    result = sorted(missing), words
+    if comm.rank:
+        return words[0] if words else result
+    words[0] = word
+    for rank in words.keys() - {0} - dead_in(comm):
+        send_later(comm, result, rank, tag)
+    return result
 
 
 def has_come(comm: Any, rank: int, tag: int) -> bool:

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from overlapiter.objective import Vector
 
-from .rules import RULES, Rule
+from .rules import RULES, Rule, Values
 
 #: What :meth:`ServerOptimizer.state` returns.
 State = dict[str, NDArray[Any] | int | float]
-#: Applies a step to weights, gradient, slots and constants, in place.
-Apply = Callable[[Vector, Vector, tuple[Vector, ...], tuple[np.float32, ...]], None]
+#: Applies a step, in place, to weights, gradient and each slot; the constants come last.
+Apply = Callable[..., None]
 
 #: So many weights, their gradient, two slots and what NumPy needs besides stay in 1 MiB of cache.
 _BLOCK = 32_768
@@ -64,7 +64,7 @@ class ServerOptimizer:
             self._slots = tuple(0 * weights for _ in self._rule.slots)
         self.n_updates += 1
         constants = self._rule.constants(self.learning_rate, self.n_updates, self._momentum)
-        self._apply(weights, gradient, self._slots, tuple(map(np.float32, constants)))
+        self._apply(weights, gradient, *self._slots, tuple(map(np.float32, constants)))
 
     def state(self) -> State:
         """Return what a later run needs to go on exactly; the arrays are copies."""
@@ -91,18 +91,13 @@ def _means(name: str, rule: str) -> Apply:
     return _numba(rule) if name == "numba" else functools.partial(_numpy, RULES[rule])
 
 
-def _numpy(
-    rule: Rule,
-    weights: Vector,
-    gradient: Vector,
-    slots: tuple[Vector, ...],
-    constants: tuple[np.float32, ...],
-) -> None:
+def _numpy(rule: Rule, weights: Vector, gradient: Vector, *slots_and_constants: Any) -> None:
     """Apply a rule by blocks, whose intermediate results stay in the cache."""
+    *slots, constants = slots_and_constants
     for start in range(0, len(weights), _BLOCK):
         part = slice(start, start + _BLOCK)
         olds = (weights[part], *(slot[part] for slot in slots))
-        news = rule.step(olds[0], gradient[part], *olds[1:], *constants)
+        news = rule.step(olds[0], gradient[part], olds[1:], constants)
         for old, new in zip(olds, news, strict=True):
             old[...] = new
 
@@ -115,46 +110,33 @@ def _numba(name: str) -> Apply:
     rule = RULES[name]
     # As NumPy: no product and sum in one, and a division by 0 is infinite. It releases the GIL.
     compiled = functools.partial(numba.njit, nogil=True, error_model="numpy", fastmath=False)
-    loop = compiled()(_LOOPS[len(rule.slots)](compiled()(rule.step)))
-
-    def apply(
-        weights: Vector,
-        gradient: Vector,
-        slots: tuple[Vector, ...],
-        constants: tuple[np.float32, ...],
-    ) -> None:
-        loop(weights, gradient, *slots, constants)
-
+    loop: Apply = compiled()(_LOOPS[len(rule.slots)](compiled()(rule.step)))
     one = np.ones(1, np.float32)
     n_constants = len(rule.constants(0.0, 1, 0.0))
-    apply(one, one, (one,) * len(rule.slots), (np.float32(0.5),) * n_constants)
-    return apply
+    loop(one, one, *[one] * len(rule.slots), (np.float32(0.5),) * n_constants)
+    return loop
 
 
 def _loop_0(step: Callable[..., Any]) -> Callable[..., None]:
-    def loop(weights: Vector, gradient: Vector, constants: tuple[np.float32, ...]) -> None:
+    def loop(weights: Vector, gradient: Vector, constants: Values) -> None:
         for i in range(weights.size):
-            (weights[i],) = step(weights[i], gradient[i], *constants)
+            (weights[i],) = step(weights[i], gradient[i], (), constants)
 
     return loop
 
 
 def _loop_1(step: Callable[..., Any]) -> Callable[..., None]:
-    def loop(
-        weights: Vector, gradient: Vector, slot: Vector, constants: tuple[np.float32, ...]
-    ) -> None:
+    def loop(weights: Vector, gradient: Vector, slot: Vector, constants: Values) -> None:
         for i in range(weights.size):
-            weights[i], slot[i] = step(weights[i], gradient[i], slot[i], *constants)
+            weights[i], slot[i] = step(weights[i], gradient[i], (slot[i],), constants)
 
     return loop
 
 
 def _loop_2(step: Callable[..., Any]) -> Callable[..., None]:
-    def loop(
-        weights: Vector, gradient: Vector, a: Vector, b: Vector, constants: tuple[np.float32, ...]
-    ) -> None:
+    def loop(weights: Vector, gradient: Vector, a: Vector, b: Vector, constants: Values) -> None:
         for i in range(weights.size):
-            weights[i], a[i], b[i] = step(weights[i], gradient[i], a[i], b[i], *constants)
+            weights[i], a[i], b[i] = step(weights[i], gradient[i], (a[i], b[i]), constants)
 
     return loop
 

@@ -10,16 +10,13 @@ from typing import Any
 import numpy as np
 
 from overlapiter.errors import OptionError, TrainingError
-from overlapiter.objective import Vector
 
 from . import checkpoint
-from .algorithms import ServerSide
 from .curves import draw
-from .epochs import Epochs, Record, summary
-from .job import Job, Preparation
-from .leases import LeaseQueue
+from .epochs import Record, summary
+from .job import Job
 from .model import Model
-from .validation import Validation
+from .server import Server
 
 #: Settings that may change when a run is resumed.
 _FREE = {
@@ -44,8 +41,8 @@ class Outputs:
         TrainingError: Its checkpoint cannot be read.
     """
 
-    def __init__(self, job: Job, preparation: Preparation) -> None:
-        self._job = job
+    def __init__(self, job: Job) -> None:
+        self._job, preparation = job, job.preparation
         self._listener = job.listener
         self._on_epoch = preparation.on_epoch
         self._out = job.settings.out
@@ -67,18 +64,14 @@ class Outputs:
         self._writer = checkpoint.Writer(self._out)
         self._written_at = time.monotonic()
 
-    def epochs(self, model: Model) -> Epochs:
-        """Return what counts the examples of this run, to be called once."""
-        self._epochs = Epochs(self._job, model.measure_names, self._record)
-        return self._epochs
-
-    def _record(self, record: Record) -> object:
+    def record(self, record: Record) -> object:
+        """Write the history, with one more record; a true answer stops the run."""
         self._write_history()
         is_last = self._listener.epoch(record, summary(record, self._job.settings.epochs))
         return self._on_epoch(record) or is_last
 
     def _write_history(self, **more: str) -> None:
-        facts = {"epochs": self._epochs.records, **more}
+        facts = {"epochs": self._server.epochs.records, **more}
         text = json.dumps(facts, indent=1) + "\n"
         checkpoint.write_text(os.path.join(self._out, "history.json"), text)
 
@@ -104,11 +97,17 @@ class Outputs:
                 f"or begin anew with --restart",
             )
 
-    def restore(self, side: ServerSide, queue: LeaseQueue, validation: Validation) -> int:
-        """Go on from the checkpoint, if there is one; return its number, 0 if there is none."""
+    def begin(self, server: Server) -> int:
+        """Write what a server does from now on; it goes on from the checkpoint, if there is one.
+
+        Returns:
+            The number of the checkpoint, 0 if there is none.
+        """
+        self._server = server
         if self._found is None:
             return 0
         facts, arrays = self._found
+        side, validation, epochs = server.side, server.validation, server.epochs
         state = checkpoint.part("side", arrays)
         if state["weights"].shape != side.weights.shape:
             raise TrainingError(
@@ -125,13 +124,13 @@ class Outputs:
                 f"the checkpoint in {self._out} has pieces of {facts['piece_examples']}; leave "
                 f"--piece-examples out, or begin anew with --restart",
             )
-        queue.restore(facts["queue"])
-        if self._epochs.is_validating:
+        server.queue.restore(facts["queue"])
+        if epochs.is_validating:
             for name, snapshot in checkpoint.part("snapshot", arrays).items():
                 validation.begin(int(name), snapshot)
-        self._epochs.restore(facts["epochs"], validation.snapshots)
-        n_done = len(self._epochs.records)
-        if self._epochs.is_over and not validation.snapshots:
+        epochs.restore(facts["epochs"], validation.snapshots)
+        n_done = len(epochs.records)
+        if epochs.is_over and not validation.snapshots:
             self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")
         else:
             self._listener.say(f"going on from the checkpoint in {self._out}, epoch {n_done + 1}")
@@ -141,33 +140,36 @@ class Outputs:
         """Return whether the last checkpoint is old."""
         return time.monotonic() - self._written_at > self._job.settings.checkpoint_seconds
 
-    def write_checkpoint(self, side: ServerSide, queue: LeaseQueue, validation: Validation) -> int:
+    def write_checkpoint(self) -> int:
         """Write a checkpoint; the disk is not waited for. Returns its number."""
+        server = self._server
         number = time.time_ns()  # no other run has had it, so no worker takes the state of one
         self._written_at = time.monotonic()
-        with validation.changed:
-            snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
-        facts = self._facts | {"queue": queue.state(), "epochs": self._epochs.state()}
+        with server.validation.changed:
+            snapshots = {str(epoch): each for epoch, each in server.validation.snapshots.items()}
+        facts = self._facts | {"queue": server.queue.state(), "epochs": server.epochs.state()}
         facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
-        arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
+        arrays = checkpoint.flat("side", server.side.state())
+        arrays |= checkpoint.flat("snapshot", snapshots)
         self._writer.write(facts | {"number": number}, arrays)
         return number
 
     # --- the end ------------------------------------------------------------------------------
 
-    def finish(self, model: Model, weights: Vector) -> list[Record]:
+    def finish(self, model: Model) -> list[Record]:
         """Write what a run that came to its end leaves behind; return the records of its epochs."""
         self._writer.wait()
-        model.load(weights)
+        epochs = self._server.epochs
+        model.load(self._server.side.weights)
         with checkpoint.replacing(os.path.join(self._out, "weights.npz")) as file:
             model.save(file.name)
-        if reason := self._epochs.reason_to_stop:
+        if reason := epochs.reason_to_stop:
             self._write_history(stopped_because=reason)
             self._listener.say(f"stopped early: {reason}")
         else:
             self._write_history()
-        draw(self._epochs.records, os.path.join(self._out, "curves.png"), self._listener.say)
-        return self._epochs.records
+        draw(epochs.records, os.path.join(self._out, "curves.png"), self._listener.say)
+        return epochs.records
 
     def close(self) -> None:
         """Wait until the last checkpoint is written."""

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from mpi4py import MPI
 
 from overlapiter.errors import OptionError
-from overlapiter.tracing import Tracing
 
-from .ending import (
-    Process,
-    abort_start,
-    expect_end,
-    is_command,
-    is_world,
-    start_together,
-)
+from .ending import Process, abort_start, expect_end, is_command, is_world, start_together
 from .epochs import Record
-from .job import Preparation, begin_tracing
+from .job import Job, Preparation, begin_tracing
 from .meeting import send_later
 from .messages import Kind, Message, buffer_bytes
 from .plan import Plan, groups_of
@@ -29,12 +22,7 @@ from .post import Mail, Post, ServerConnection, mpi_reason
 from .silence import PATIENCE, Watch
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer, end_group
-from .worker import (
-    RefusedError,
-    ServerLostError,
-    StoppedError,
-    Worker,
-)
+from .worker import RefusedError, ServerLostError, StoppedError, Worker
 
 #: Between two looks for a message.
 _PAUSE_SECONDS = 20e-6
@@ -69,16 +57,17 @@ def _train(
     settings = preparation.settings
     plan = _shared_plan(comm, preparation)
     groups = groups_of(comm.size, settings.masters)
-    is_master = comm.rank in groups
-    name = "worker" if comm.rank else "server"
-    with begin_tracing(settings, "sub-server" if is_master else name, comm.rank) as trace:
+    group = groups.get(comm.rank)
+    name = "sub-server" if group else "worker" if comm.rank else "server"
+    with begin_tracing(settings, name, comm.rank) as trace:
+        make_job = functools.partial(preparation.job, plan, trace)
         if not comm.rank:
-            return Site(comm, groups, processes).serve(preparation, plan, trace)
-        if is_master:
-            _serve_group(comm, groups[comm.rank], preparation, plan, trace)
+            return Site(comm, groups, processes).serve(make_job)
+        if group:
+            _serve_group(comm, group, make_job)
         else:
-            masters = [master for master, group in groups.items() if comm.rank in group]
-            _work(comm, masters[0] if masters else 0, preparation, plan, trace)
+            server = next((master for master, group in groups.items() if comm.rank in group), 0)
+            _work(comm, server, make_job, settings.worker_timeout)
     return None
 
 
@@ -144,9 +133,8 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
     """
     watch, request = Watch(timeout_seconds), None
     while not watch.reason:
-        if request is None:
-            message = comm.improbe(source=0, tag=_PLAN_TAG)
-            request = None if message is None else message.irecv()
+        if request is None and (message := comm.improbe(source=0, tag=_PLAN_TAG)):
+            request = message.irecv()
         if request is not None:
             is_here, told = request.test()
             if is_here:
@@ -156,11 +144,9 @@ def _receive_plan(comm: Any, timeout_seconds: float) -> Plan | StoppedError:
     raise ServerLostError(0, watch.reason)
 
 
-def _serve_group(
-    comm: Any, group: list[int], preparation: Preparation, plan: Plan, trace: Tracing
-) -> None:
+def _serve_group(comm: Any, group: list[int], make_job: Callable[[], Job]) -> None:
     try:
-        server = SubServer(comm, group, preparation.job(plan, trace))
+        server = SubServer(comm, group, make_job())
     except BaseException as error:
         post = Post(comm, [])
         end_group(post, comm.rank, group, error)
@@ -169,12 +155,12 @@ def _serve_group(
     server.run()
 
 
-def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
-    timeout_seconds, connection = preparation.settings.worker_timeout, None
+def _work(comm: Any, server: int, make_job: Callable[[], Job], timeout_seconds: float) -> None:
+    connection = None
     try:
-        job = preparation.job(plan, trace)
+        job = make_job()
         model = job.model()
-        connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), trace)
+        connection = ServerConnection(comm, server, timeout_seconds, buffer_bytes(model), job.trace)
         Worker(job, comm.rank, model, connection.exchange).run()
     except StoppedError:
         raise

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import queue
-import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -94,8 +92,7 @@ class Pieces:
         settings = self._job.settings
         staging = Staging(settings.staging, source=settings.source)
         plan = staging_plan(staging, (), [])
-        facts = {"command": "overlapiter train", "trainer_pid": os.getpid(), "staging": {}}
-        stores = plan.stores(Run(secrets.randbits(62), facts), self._warn)
+        stores = plan.stores(Run.of_command("train", {}), self._warn)
         self._store = stores[0]
         self._stager = Stager(stores, plan.origin(), plan.validate, lambda job: job(), self._warn)
         self._copies = StagedCopies(plan)
@@ -150,14 +147,12 @@ class Reader:
 
     def _run(self) -> None:
         self._trace.name_row("reading")
-        try:
+        with contextlib.closing(self._pieces):
             while (lease := self._asked.get()) is not None and not self._is_closed.is_set():
                 try:
                     self._ready.put(self._read(lease))
                 except Exception as error:  # the training thread raises it
                     self._ready.put(error)
-        finally:
-            self._pieces.close()
 
     def _read(self, lease: Lease) -> Batch:
         arrays = self._pieces.read(lease.piece)

@@ -16,58 +16,40 @@ import numpy as np
 
 # Numbers of NumPy or Numba, or arrays of NumPy.
 Value = Any
+Values = tuple[Value, ...]
 
 
-def _sgd(weight: Value, gradient: Value, rate: Value) -> tuple[Value, ...]:
+def _sgd(weight: Value, gradient: Value, _slots: Values, constants: Values) -> Values:
+    (rate,) = constants
     return (weight - rate * gradient,)
 
 
-def _momentum(
-    weight: Value, gradient: Value, velocity: Value, momentum: Value, rate: Value
-) -> tuple[Value, ...]:
+def _momentum(weight: Value, gradient: Value, slots: Values, constants: Values) -> Values:
+    (velocity,) = slots
+    momentum, rate = constants
     velocity = momentum * velocity - rate * gradient
     return weight + velocity, velocity
 
 
-def _adam(
-    weight: Value,
-    gradient: Value,
-    mean: Value,
-    square: Value,
-    gain1: Value,
-    gain2: Value,
-    rate: Value,
-    epsilon: Value,
-) -> tuple[Value, ...]:
+def _adam(weight: Value, gradient: Value, slots: Values, constants: Values) -> Values:
+    mean, square = slots
+    gain1, gain2, rate, epsilon = constants
     mean = mean + gain1 * (gradient - mean)
     square = square + gain2 * (gradient * gradient - square)
     return weight - rate / (np.sqrt(square) + epsilon) * mean, mean, square
 
 
-def _adadelta(
-    weight: Value,
-    gradient: Value,
-    square: Value,
-    square_step: Value,
-    rho: Value,
-    gain: Value,
-    rate: Value,
-    epsilon: Value,
-) -> tuple[Value, ...]:
+def _adadelta(weight: Value, gradient: Value, slots: Values, constants: Values) -> Values:
+    square, square_step = slots
+    rho, gain, rate, epsilon = constants
     square = rho * square + gain * gradient * gradient
     step = np.sqrt((square_step + epsilon) / (square + epsilon)) * gradient
     return weight - rate * step, square, rho * square_step + gain * step * step
 
 
-def _rmsprop(
-    weight: Value,
-    gradient: Value,
-    square: Value,
-    rho: Value,
-    gain: Value,
-    rate: Value,
-    epsilon: Value,
-) -> tuple[Value, ...]:
+def _rmsprop(weight: Value, gradient: Value, slots: Values, constants: Values) -> Values:
+    (square,) = slots
+    rho, gain, rate, epsilon = constants
     square = rho * square + gain * gradient * gradient
     return weight - rate * gradient / (np.sqrt(square) + epsilon), square
 
@@ -81,7 +63,7 @@ def _adam_constants(rate: float, n: int, _momentum: float) -> tuple[float, ...]:
 class Rule(NamedTuple):
     """An optimizer's equation."""
 
-    step: Callable[..., tuple[Value, ...]]  # the elementwise function
+    step: Callable[[Value, Value, Values, Values], Values]  # the elementwise function
     slots: tuple[str, ...]  # the names of what it remembers for each weight; zero at first
     #: Takes the learning rate, the number of the update, counted from 1, and the momentum; returns
     #: the constants of the step. What is no argument is as in Chainer.

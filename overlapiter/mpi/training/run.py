@@ -12,9 +12,8 @@ from overlapiter.workers.start.no_mpi import world_of_this_process
 from .epochs import Record
 from .hosting import Host
 from .interrupts import Interrupts
-from .job import Job, NoListener, Preparation, begin_tracing
+from .job import NoListener, Preparation, begin_tracing
 from .model import Builder
-from .outputs import Outputs
 from .settings import settings_of, split
 from .worker import Worker
 
@@ -72,14 +71,10 @@ def train(
         raise OptionError("masters", "need processes: start it by mpiexec")
     with begin_tracing(chosen, "train", 0) as trace:
         job = preparation.job(preparation.plan(1), trace)
-        return _train_alone(job, Outputs(job, preparation))
-
-
-def _train_alone(job: Job, outputs: Outputs) -> list[Record]:
-    """Run server and worker here: the same steps as with one worker, without communication."""
-    with Host(job, outputs, [_RANK]) as host:
-        Worker(job, _RANK, job.model(), host.answer).run()
-        return host.finish()
+        # The same steps as with one worker under MPI, without communication.
+        with Host(job, [_RANK]) as host:
+            Worker(job, _RANK, job.model(), host.answer).run()
+            return host.finish()
 
 
 def ranks_of(comm: Any) -> Any:

@@ -1,21 +1,21 @@
 """The server: holds the weights, gives out leases, and says when an epoch and the run are over.
 
-It knows nothing of MPI: messages of the workers come in by :meth:`Server.receive`, replies lie in
-:attr:`Server.outbox`. So one process alone runs the same steps.
+It knows nothing of MPI: messages of the workers come in by :meth:`Server.receive`, and replies go
+out by :meth:`Server.replies`. So one process alone runs the same steps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from overlapiter.errors import TrainingError
 from overlapiter.objective import EMPTY, Vector
 
-from .algorithms import ServerSide, mean_of, take_quorum
-from .epochs import Epochs
+from .algorithms import make_server_side, mean_of, take_quorum
+from .epochs import Epochs, Record
 from .job import Job
 from .leases import Lease, LeaseQueue
 from .messages import Kind, Message
@@ -34,12 +34,14 @@ class Server:
     """What the server does with each message.
 
     Its model is not trained, and says what parameters are not finite; ``inline``, unless that is
-    None, evaluates in this process, while all wait. Workers begin with the state of their own that
-    they kept with the checkpoint of a number.
+    None, evaluates in this process, while all wait; ``on_record`` is as for :class:`Epochs`.
 
     Attributes:
-        outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
-            call, for their vectors change.
+        side: Its half of the algorithm, with the weights.
+        queue: Which examples are trained on.
+        validation: Which snapshots are to be validated.
+        epochs: What is known of the epochs.
+        outbox: Replies that are due, with the worker that each is for.
         failure: Why the run has failed; None if it has not.
         lost: The workers that are gone, with the reason.
     """
@@ -48,35 +50,39 @@ class Server:
         self,
         job: Job,
         model: Model,
-        side: ServerSide,
-        queue: LeaseQueue,
-        validation: Validation,
-        epochs: Epochs,
         workers: list[int],
-        number: int,
         inline: Evaluator | None,
+        on_record: Callable[[Record], object],
     ) -> None:
-        self._settings = job.settings
+        settings = self._settings = job.settings
         self._model = model
-        self._side = side
-        self._queue = queue
-        self._validation = validation
-        self._epochs = epochs
+        n_workers = settings.masters or job.plan.n_workers
+        self.side = make_server_side(settings, n_workers, model.n_state)
+        self.side.begin(model.weights())
+        self.queue = LeaseQueue(
+            job.plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
+        )
+        self.validation = Validation(job.plan.val_pieces)
+        self.epochs = Epochs(job, model.measure_names, on_record)
         self._inline = inline
         self._trace = job.trace
         self._say = job.listener.say
         # Sub-servers look after their workers themselves; only their own silence is left.
-        timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
+        timeout_seconds = settings.worker_timeout * (2 if settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds)
         self._parked: dict[int, None] = {}  # those that wait for work, the first one first
         self._waiting: dict[int, Message] = {}  # for a quorum
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._marks: dict[int, int] = {}
-        self._resumes = dict.fromkeys(workers, number)
+        self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
         self.failure: TrainingError | None = None
         self.lost = self._attendance.lost
+
+    def start(self, number: int) -> None:
+        """Start, with workers that kept their own state with the checkpoint of a number, if any."""
+        self._resumes = dict.fromkeys(self._attendance.all, number)
         self._end_of_epochs()
 
     # --- what happens -------------------------------------------------------------------------
@@ -98,7 +104,7 @@ class Server:
             self._exchange(message)
         else:
             if message.kind is Kind.VALIDATED:
-                self._validation.add(message.epoch, message.piece, message.sums)
+                self.validation.add(message.epoch, message.piece, message.sums)
             self._parked[worker] = None
         self._settle()
 
@@ -108,8 +114,8 @@ class Server:
             self.lost.setdefault(worker, reason)
             return
         self.lost[worker] = reason
-        leases = self._queue.give_back(worker)
-        self._validation.give_back(worker)
+        leases = self.queue.give_back(worker)
+        self.validation.give_back(worker)
         self._waiting.pop(worker, None)
         self._parked.pop(worker, None)
         n_left = len(self._attendance.present)
@@ -131,23 +137,29 @@ class Server:
     def fail(self, reason: str, kind: type[TrainingError] = TrainingError) -> None:
         """End the run with a failure, unless it has one."""
         self.failure = self.failure or kind(reason)
-        self._queue.close()
-        self._validation.close()
+        self.queue.close()
+        self.validation.close()
 
     def mark(self, number: int) -> None:
         """Have each worker keep its own state with its next reply, for a checkpoint."""
         self._marks = dict.fromkeys(self._attendance.present, number)
-        for i, (worker, message) in enumerate(self.outbox):
-            if message.kind is Kind.GO:
-                marked = message._replace(checkpoint=self._marks.pop(worker, 0))
-                self.outbox[i] = worker, marked
+
+    def replies(self) -> Iterator[tuple[int, Message]]:
+        """Take the replies from the outbox, with the worker that each is for.
+
+        They are to be sent, or copied, before the next call, for their vectors change.
+        """
+        for worker, message in self.outbox:
+            mark = self._marks.pop(worker, 0) if message.kind is Kind.GO else message.checkpoint
+            yield worker, message._replace(checkpoint=mark)
+        self.outbox.clear()
 
     # --- how it stands ------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to do: trained, validated, or failed."""
-        return bool(self.failure) or (self._epochs.is_over and not self._validation.snapshots)
+        return bool(self.failure) or (self.epochs.is_over and not self.validation.snapshots)
 
     @property
     def is_finished(self) -> bool:
@@ -158,7 +170,7 @@ class Server:
 
     def _join(self, message: Message) -> None:
         worker = message.origin
-        n, digest = self._side.weights.size, digest_of(self._model)
+        n, digest = self.side.weights.size, digest_of(self._model)
         if (message.n_values, message.digest) != (n, digest):
             self.fail(
                 f"rank {worker} has built another model than the server: {message.n_values:,} "
@@ -168,7 +180,7 @@ class Server:
             self._send(worker, Message(Kind.STOP))
             return
         if not self._attendance.joined:
-            self._epochs.begin()
+            self.epochs.begin()
         self._attendance.joined.add(worker)
         self._begin(worker)
 
@@ -177,8 +189,8 @@ class Server:
         if self.lost.pop(worker, None) is not None and not self.is_over:
             self._say(f"rank {worker} is back")
         self._parked.pop(worker, None)
-        self._queue.give_back(worker)
-        begin = Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
+        self.queue.give_back(worker)
+        begin = Message(Kind.BEGIN, vector=self.side.weights, leases=self._grant(worker))
         self._send(worker, begin._replace(checkpoint=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
@@ -197,13 +209,13 @@ class Server:
     def _apply(self, vector: Vector, reports: Sequence[Message]) -> None:
         """Apply what a worker has sent, or the mean of several, and reply to all of them."""
         with self._trace.span("apply", "training", None, rank=reports[0].origin):
-            self._side.optimizer.learning_rate = self._epochs.learning_rate
-            reply = self._side.apply(vector)
+            self.side.optimizer.learning_rate = self.epochs.learning_rate
+            reply = self.side.apply(vector)
         for report in reports:
             worker = report.origin
             if report.n_examples:  # it has trained on them
-                self._queue.advance(worker, report.epoch, report.piece, report.position)
-                self._epochs.note(report)
+                self.queue.advance(worker, report.epoch, report.piece, report.position)
+                self.epochs.note(report)
             self._send(worker, Message(Kind.GO, leases=self._grant(worker), vector=reply))
             if self._settings.masters:  # the sub-server has it for the others
                 reply = EMPTY
@@ -212,23 +224,21 @@ class Server:
         if self.is_over:
             self._told_to_stop.add(worker)
             message = Message(Kind.STOP, text=str(self.failure or ""))
-        elif message.kind is Kind.GO:
-            message = message._replace(checkpoint=self._marks.pop(worker, 0))
         self.outbox.append((worker, message._replace(origin=worker)))
 
     # --- work for workers ---------------------------------------------------------------------
 
     def _grant(self, worker: int) -> tuple[Lease, ...]:
         """Give a worker leases; not a second one if others would have none."""
-        if self._may_validate and self._validation.is_waiting():
+        if self._may_validate and self.validation.is_waiting():
             return ()  # it is to ask, and gets a piece to validate
         granted = []
         n_others = len(self._attendance.present) - 1
-        while (n_held := len(self._queue.held.get(worker, ()))) < _HELD_LEASES:
-            is_last = not self._queue.can_spare(n_others, self._epochs.current)
+        while (n_held := len(self.queue.held.get(worker, ()))) < _HELD_LEASES:
+            is_last = not self.queue.can_spare(n_others, self.epochs.current)
             if n_held and is_last:
                 break
-            lease = self._queue.take(worker, self._epochs.current)
+            lease = self.queue.take(worker, self.epochs.current)
             if lease is None:
                 break
             granted.append(lease)
@@ -242,29 +252,27 @@ class Server:
             self._waiting.clear()
             self._parked.clear()
         for worker in [*self._parked]:
-            message = self._work_for(worker)
-            if message is not None:
+            if (message := self._work_for(worker)) is not None:
                 del self._parked[worker]
                 self._send(worker, message)
 
     def _work_for(self, worker: int) -> Message | None:
         """Return leases, with the weights as they are now, or a piece to validate, if any."""
         if leases := self._grant(worker):
-            return Message(Kind.GO, leases=leases, vector=self._side.weights)
-        taken = self._validation.take(worker) if self._may_validate else None
+            return Message(Kind.GO, leases=leases, vector=self.side.weights)
+        taken = self.validation.take(worker) if self._may_validate else None
         if taken is None:
             return None
         epoch, piece = taken
-        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
-        if self._knows_snapshot.get(worker) == epoch:
-            return message
+        is_known = self._knows_snapshot.get(worker) == epoch
         self._knows_snapshot[worker] = epoch
-        return message._replace(vector=self._validation.snapshots[epoch])
+        snapshot = EMPTY if is_known else self.validation.snapshots[epoch]
+        return Message(Kind.VALIDATE, epoch=epoch, piece=piece, vector=snapshot)
 
     @property
     def _may_validate(self) -> bool:
         if self._settings.validation == "thread":  # workers help it if it does not keep up
-            return self._epochs.is_over or len(self._validation.snapshots) > _MOST_SNAPSHOTS
+            return self.epochs.is_over or len(self.validation.snapshots) > _MOST_SNAPSHOTS
         return self._settings.validation == "workers"
 
     # --- epochs -------------------------------------------------------------------------------
@@ -272,29 +280,29 @@ class Server:
     def _settle(self) -> None:
         """Draw the conclusions: replies that are due, epochs that are over, work for who waits."""
         if self._waiting:
-            held = {worker for worker, leases in self._queue.held.items() if leases}
+            held = {worker for worker, leases in self.queue.held.items() if leases}
             n_training = len(held | self._waiting.keys())
             if ready := take_quorum(self._waiting, self._settings.quorum, n_training):
                 self._apply(mean_of([each.vector for each in ready]), ready)
         self._end_of_epochs()
         if self._inline is not None:
-            while self._validation.evaluate_next(self._inline, SERVER, is_waiting=False):
+            while self.validation.evaluate_next(self._inline, SERVER, is_waiting=False):
                 pass
-        for epoch, means in self._validation.done():
-            self._epochs.validated(epoch, means)
-        if self._epochs.reason_to_stop:
-            self._queue.close()
-            self._validation.close()
+        for epoch, means in self.validation.done():
+            self.epochs.validated(epoch, means)
+        if self.epochs.reason_to_stop:
+            self.queue.close()
+            self.validation.close()
         self._offer()
 
     def _end_of_epochs(self) -> None:
-        while not self._epochs.is_over and not self._queue.has_open(self._epochs.current):
-            epoch = self._epochs.current
-            if not np.isfinite(self._side.weights).all():
-                self._model.load(self._side.weights)
+        while not self.epochs.is_over and not self.queue.has_open(self.epochs.current):
+            epoch = self.epochs.current
+            if not np.isfinite(self.side.weights).all():
+                self._model.load(self.side.weights)
                 words = words_of_bad(self._model) or "persistent values are not finite"
                 self.fail(f"after epoch {epoch} {words}")
                 return
-            self._epochs.trained(self._side.n_updates, len(self._attendance.present))
-            if self._epochs.is_validating:
-                self._validation.begin(epoch, self._side.weights.copy())
+            self.epochs.trained(self.side.n_updates, len(self._attendance.present))
+            if self.epochs.is_validating:
+                self.validation.begin(epoch, self.side.weights.copy())

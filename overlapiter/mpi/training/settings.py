@@ -13,8 +13,9 @@ from typing import Any
 
 from overlapiter.errors import OptionError
 
+from .rules import RULES
+
 LOSSES = ("softmax_cross_entropy", "mean_squared_error", "sigmoid_cross_entropy", "model")
-OPTIMIZERS = ("sgd", "momentum", "adam", "adadelta", "rmsprop")
 ALGORITHMS = ("downpour", "easgd", "gem")
 VALIDATIONS = ("thread", "workers", "inline")
 METRICS = ("accuracy",)
@@ -41,7 +42,7 @@ class Settings:
     optimizer: str = _field(
         "adam",
         "what is done with a gradient: by the server or, with easgd and gem, by the workers",
-        choices=OPTIMIZERS,
+        choices=(*RULES,),
     )
     learning_rate: float = _field(0.001, "step size of the optimizer", least=0.0)
     momentum: float = _field(0.9, "of the optimizer momentum", least=0.0)
@@ -129,6 +130,11 @@ class Settings:
         own = ("loss", *self.metrics)
         return (*own, *(f"val_{name}" for name in own))
 
+    @property
+    def has_local_steps(self) -> bool:
+        """Whether a worker takes steps of its own, and so has more than the server's weights."""
+        return self.algorithm != "downpour" or self.sync_every > 1
+
     def to_toml(self) -> str:
         """Return the settings as a TOML file, with a comment for each."""
         lines = []
@@ -170,13 +176,10 @@ class Settings:
         return sorted((int(epoch), float(factor)) for epoch, factor in pairs)
 
     def _check_schedule(self) -> None:
-        try:
-            is_fixed = self.schedule == "cosine"
-            is_possible = is_fixed or all(0 <= factor < math.inf for _, factor in self._steps())
-        except ValueError:
-            is_possible = False
-        if not is_possible:
-            raise OptionError("schedule", f"{self.schedule!r}: write 'cosine', or '10:0.1,20:0.01'")
+        with contextlib.suppress(ValueError):
+            if self.schedule == "cosine" or all(0 <= f < math.inf for _, f in self._steps()):
+                return
+        raise OptionError("schedule", f"{self.schedule!r}: write 'cosine', or '10:0.1,20:0.01'")
 
 
 def _check(field: dataclasses.Field[Any], value: object) -> None:

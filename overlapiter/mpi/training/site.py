@@ -16,11 +16,9 @@ from overlapiter.tracing import Tracing
 from .ending import Process, is_tolerant, is_world, own, signal_process
 from .epochs import Record
 from .hosting import Host
-from .job import Preparation
+from .job import Job
 from .meeting import has_come, send_later
 from .messages import Kind, Message, buffer_bytes
-from .outputs import Outputs
-from .plan import Plan
 from .post import Mail, Post
 from .server import Server
 
@@ -46,16 +44,16 @@ class Site:
         self._processes = processes
         self._hope_until = self._reassured_at = 0.0
 
-    def serve(self, preparation: Preparation, plan: Plan, trace: Tracing) -> list[Record]:
+    def serve(self, make_job: Callable[[], Job]) -> list[Record]:
         """Serve until the run is over; see :func:`.run.train`."""
         try:
-            job = preparation.job(plan, trace)
-            host = Host(job, Outputs(job, preparation), self._workers)
+            job = make_job()
+            host = Host(job, self._workers)
         except Exception as error:
             self._turn_away(error)
             raise
         with host:
-            self._run(host, trace)
+            self._run(host, job.trace)
             return host.finish()
 
     def _run(self, host: Host, trace: Tracing) -> None:
@@ -78,10 +76,9 @@ class Site:
                     host.tick()
                     self._reassure(server)
                     looked_at = time.monotonic()
-                for worker, message in server.outbox:
+                for worker, message in server.replies():
                     with trace.span("send", "mpi", None, to=worker):
                         self._send(mail, worker, message)
-                server.outbox.clear()
             self._stop(mail, server.lost, text=str(server.failure or ""))  # one may come back yet
         except BaseException as error:
             self._stop(mail, self._workers, text=f"the server has failed: {error!r}")

@@ -82,8 +82,8 @@ class Worker:
         self._job = job
         self._evaluator = Evaluator(job, model)
         self._states: WorkerStates | None = None
-        if settings.algorithm != "downpour" or settings.sync_every > 1:
-            self._states = WorkerStates(settings.out, rank)  # more than the server's weights
+        if settings.has_local_steps:
+            self._states = WorkerStates(settings.out, rank)
         self._mark = 0
         self._trace = job.trace
         self._reader = Reader(job)
