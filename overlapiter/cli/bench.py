@@ -27,6 +27,7 @@ TAKES_ALL = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("words", metavar="WORD", nargs="*", help="for the benchmark")
 
 

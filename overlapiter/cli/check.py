@@ -53,6 +53,7 @@ Faults = dict[StagedFile, str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument
     add_directory(parser, "check")
     add("--repair", action="store_true", help="drop what is bad, and count bytes anew")
@@ -61,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Check; return the exit code."""
     report = _Report(arguments)
     try:
         with opened(arguments.directory) as inventory:

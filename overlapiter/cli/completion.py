@@ -18,10 +18,12 @@ _SHELLS = ("bash", "zsh", "tcsh")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("shell", choices=_SHELLS, help="the shell")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Print; return the exit code."""
     import shtab
 
     from .main import whole_parser

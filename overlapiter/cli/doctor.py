@@ -47,6 +47,7 @@ _FINDING_SHARE, _SOURCE_SHARE, _DISK_SHARE = 0.1, 0.65, 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument
     add_list(parser, "files to measure with, as for stage (default: what is found below SRC)", "?")
     source = "root of the files on the slow store"
@@ -81,6 +82,7 @@ class _Findings(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Measure and recommend; return the exit code."""
     save = arguments.save
     place = save if save and os.path.exists(save) else os.path.dirname(save or "") or "."
     if save and (os.path.isdir(save) or not os.access(place, os.W_OK)):

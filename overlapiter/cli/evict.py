@@ -40,6 +40,7 @@ _AT_ONCE = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     place.add_directory(parser, "remove")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="remove all staged files")
@@ -69,6 +70,7 @@ def _age(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Evict; return the exit code."""
     chosen = (arguments.older_than, arguments.to_free, arguments.matching, arguments.list)
     if arguments.all + arguments.old + sum(option is not None for option in chosen) != 1:
         raise UsageError(

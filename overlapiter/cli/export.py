@@ -37,6 +37,7 @@ _NO_NAMES = {errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add_directory(parser, "copy")
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Export; return the exit code."""
     to = new_directory("TO", arguments.to)
     n_copied = n_found = size_bytes = 0
     failed: dict[str, Names] = defaultdict(Names)

@@ -27,11 +27,13 @@ from .place import add_directory, chosen, listed, opened
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add_directory(parser, "list")
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only these")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """List; return the exit code."""
     write, is_terminal = sys.stdout.buffer.write, sys.stdout.isatty()
     now_seconds = time.time()
     with opened(arguments.directory) as inventory:

@@ -23,8 +23,7 @@ from overlapiter.store.index import IndexDamagedError
 from .console import CommandError, UsageError, error_words, say
 
 #: Each command is a module of this package, which is imported only to run it. Its docstring is what
-#: ``--help`` says; ``add_arguments(parser)`` declares the arguments, and ``run(arguments)`` does
-#: the work and returns the exit code.
+#: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
 COMMANDS = {
     "top": "show how the trainings of this node load their data, live, and what to change",
     "trace": "sum up traces, say what they show, and join those of several ranks",

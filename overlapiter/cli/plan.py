@@ -40,6 +40,7 @@ from .plots import draw_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument
     add("profile", metavar="PROFILE", help="a file that `overlapiter doctor --save` wrote")
     count = at_least(1)
@@ -60,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Forecast; return the exit code."""
     job = _job(_measured(arguments.profile), arguments)
     found = {name: forecast(each) for name, each in variants(job).items()}
     others = {"the store alone": store_only(job)}

@@ -37,12 +37,14 @@ _WAIT, _READ, _READY, _SPEED = "wait", "read slow store", "mini-batches ready", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="a trace")
     add_figure(parser, " (default: beside the trace, .png)")
     parser.add_argument("--title", default="", help="what stands above it")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Draw; return the exit code."""
     shown = (_WAIT, _READ, _READY, _SPEED)
     steps = steps_of([each for each in read_trace(arguments.file) if each["name"] in shown])
     if not steps:

@@ -39,6 +39,7 @@ _SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument
     add("space", metavar="SPACE", help="TOML file of what is searched")
     add("model", metavar="MODEL", help="Python file with build_model()")
@@ -59,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Search; return the exit code."""
     return run_as_rank(lambda: _search(arguments))
 
 

@@ -30,6 +30,7 @@ from .plots import draw_seconds
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument  # what goes into the scenario is called as it is there
     number = "a published scenario, 1 to 4 (default: 1), or what other options change"
     add("--scenario", metavar="N", type=int, choices=sorted(SCENARIOS), default=1, help=number)
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Simulate; return the exit code."""
     scenario = _scenario(arguments)
     policies = arguments.policies or list(POLICIES)
     with Progress(len(policies), "policies") as shown:

@@ -71,6 +71,7 @@ _FATE_OF = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument
     text = (
         "file with one path a line, relative to SRC or absolute; lines of `path label`, as for "
@@ -103,6 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Stage; return the exit code."""
     options = Staging(
         arguments.to,
         source=arguments.source,

@@ -31,12 +31,14 @@ _PROGRAM_LETTERS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add_directory(parser, "")
     runs = "how many of the last runs to show (default: %(default)s)"
     parser.add_argument("--runs", metavar="N", type=at_least(0), default=_SHOWN_RUNS, help=runs)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Show; return the exit code."""
     n_runs = min(arguments.runs, sys.maxsize)
     with opened(arguments.directory) as inventory:
         held, disk, runs = inventory.holdings(), _disk(inventory), inventory.runs(n_runs)

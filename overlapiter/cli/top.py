@@ -42,6 +42,7 @@ _HEAD = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="only this process")
     interval = "seconds between two looks (default: %(default)g)"
     parser.add_argument("--interval", metavar="S", type=seconds, default=2.0, help=interval)
@@ -60,6 +61,7 @@ class _Seen(NamedTuple):
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Show; return the exit code."""
     before: dict[int, Stats] = {}
     seen = _look(arguments, before)
     if not seen and (arguments.once or arguments.pid is not None):

@@ -40,11 +40,13 @@ _OPENS_BYTES = 300_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="a trace; one of each rank")
     parser.add_argument("--output", metavar="JOINED", help="write all events to this file, too")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Sum up, and join; return the exit code."""
     output = arguments.output and os.path.realpath(arguments.output)
     if output in map(os.path.realpath, arguments.files):
         raise UsageError("--output is one of the traces; give another name")

@@ -29,6 +29,7 @@ from .ranks import run_as_rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
     add = parser.add_argument
     add("model", metavar="MODEL", help="Python file with build_model()")
     add("train_files", metavar="TRAIN_LIST", help="list of the training files")
@@ -57,6 +58,7 @@ def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any])
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Train; return the exit code."""
     return run_as_rank(lambda: _train(arguments))
 
 
