@@ -84,7 +84,8 @@ class Service:
                 self._plan,
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
                 self._prepared,
-                needs_main_module=parcel.mentions("__main__"),
+                # The second is its name in a process that multiprocessing has spawned.
+                needs_main_module=any(map(parcel.mentions, ("__main__", "__mp_main__"))),
             )
         finally:
             theirs.close()
