@@ -120,6 +120,22 @@ with overlapiter.OverlapIterator(Pixels(16), 8, n_processes=2) as it:
     assert_done(done)
 
 
+def test_a_limit_of_file_sizes_that_the_pickled_dataset_exceeds_is_named(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+limit("FSIZE", 1 << 20)
+try:
+    overlapiter.OverlapIterator(np.zeros((8, 1 << 17)), 4)
+    raise AssertionError
+except PipelineError as error:
+    assert "8.4 MB" in str(error) and "ulimit -f" in str(error), error
+overlapiter.OverlapIterator(np.zeros(8), 4).finalize()
+""",
+    )
+    assert_done(done)
+
+
 def test_a_limit_of_file_sizes_that_a_staged_file_exceeds_leaves_it_on_the_source(
     tmp_path: Path,
 ) -> None:

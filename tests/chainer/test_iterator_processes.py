@@ -221,6 +221,27 @@ def test_a_program_may_run_in_pythons_debugger(tmp_path: Path) -> None:
     assert "[0, 1]\n" in ended.stdout, ended.stdout
 
 
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_process_of_multiprocessings_may_train_with_a_dataset_of_the_script(
+    tmp_path: Path, method: str
+) -> None:
+    body = f"""{MINE}
+    import multiprocessing
+    process = multiprocessing.get_context("{method}").Process(target=train)
+    process.start()
+    process.join()
+    """
+    train = """
+def train():
+    with overlapiter.OverlapIterator(Mine(), 2, shuffle=False, n_processes=1) as it:
+        print([int(example[0]) for example in next(it)])
+
+if"""
+    ended = run_script(tmp_path, body.replace("\nif", train))
+
+    assert (ended.stdout, ended.stderr) == ("[0, 1]\n", "")
+
+
 @pytest.mark.parametrize("runner", [("-m", "package"), ("package",)])
 def test_a_main_module_that_no_other_process_can_import_is_named(
     tmp_path: Path, runner: tuple[str, ...]

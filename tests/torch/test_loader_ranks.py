@@ -191,3 +191,26 @@ def test_only_the_first_epoch_needs_the_other_ranks_whatever_one_of_them_changes
     failed, told = run_ranks(tmp_path, CHANGING)
     assert failed.startswith("DatasetPicklingError: ")
     assert told == f"OptionError: peers: rank 0 cannot take part: {failed}"
+
+
+SPAWNED = """
+import torch
+from overlapiter.torch import DataLoader
+
+class Mine(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return index
+
+def train(rank):
+    print([batch.tolist() for batch in DataLoader(Mine(), 2, num_workers=1)])
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(train)
+"""
+
+
+def test_a_rank_that_pytorch_spawns_may_read_a_dataset_of_the_script(tmp_path: Path) -> None:
+    assert run_script(tmp_path, SPAWNED).stdout == "[[0, 1], [2, 3]]\n"

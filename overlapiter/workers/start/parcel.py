@@ -23,7 +23,7 @@ from typing import Any
 
 import xxhash
 
-from overlapiter.errors import DatasetPicklingError
+from overlapiter.errors import DatasetPicklingError, PipelineError
 
 _ALIGNMENT_BYTES = 64
 
@@ -37,6 +37,7 @@ class Parcel:
 
     Raises:
         DatasetPicklingError: It cannot be pickled.
+        PipelineError: A limit of the process is in the way.
     """
 
     def __init__(self, thing: object, kind: type[pickle.Pickler], *, name: str = "dataset") -> None:
@@ -45,12 +46,22 @@ class Parcel:
         except Exception as error:
             raise _explained(thing, error, name) from error
         header = struct.pack(f"<{len(pieces) + 1}q", len(pieces) - 1, *(p.nbytes for p in pieces))
-        self.fd = os.memfd_create("overlapiter-dataset", os.MFD_CLOEXEC)
-        with open(self.fd, "wb", closefd=False) as file:
-            for piece in [memoryview(header), *pieces]:
-                file.write(piece)
-                file.seek(_aligned(file.tell()))
-            file.truncate()
+        self.fd = -1
+        try:
+            self.fd = os.memfd_create("overlapiter-dataset", os.MFD_CLOEXEC)
+            with open(self.fd, "wb", closefd=False) as file:
+                for piece in [memoryview(header), *pieces]:
+                    file.write(piece)
+                    file.seek(_aligned(file.tell()))
+                file.truncate()
+        except OSError as error:
+            self.close()
+            n_bytes = sum(piece.nbytes for piece in pieces)
+            raise PipelineError(
+                f"the pickled dataset, {n_bytes / 1e6:.1f} MB, cannot be written to memory for the "
+                f"workers ({error}); look at the limits of file sizes (ulimit -f), of open files "
+                f"(ulimit -n) and of memory"
+            ) from error
 
     @property
     def digest(self) -> bytes:

@@ -7,6 +7,7 @@ import dataclasses
 import os
 import secrets
 import socket
+import sys
 from typing import Any
 
 from overlapiter.errors import PipelineError
@@ -78,13 +79,15 @@ class Service:
         self._stops = Stops()
         self._prepared = self._prepared or preparation()
         parcel = self._parcel
+        # In a process that multiprocessing has spawned it has another name, too.
+        main_names = {"__main__", sys.modules["__main__"].__name__}
         listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
             self._child = launch(
                 self._plan,
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
                 self._prepared,
-                needs_main_module=parcel.mentions("__main__"),
+                needs_main_module=any(map(parcel.mentions, main_names)),
             )
         finally:
             theirs.close()
