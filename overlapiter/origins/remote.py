@@ -159,11 +159,13 @@ class RemoteOrigin:
 
     def open_stream(self, path: str, info: Mapping[str, Any]) -> IO[bytes]:
         """Open a file of which ``info`` is known. Tries once; raises what the library raises."""
-        filesystem, size_bytes = self._filesystem(), info.get("size")
-        if self.is_streaming:
-            stream: IO[bytes] = filesystem.open(path, "rb", block_size=0, size=size_bytes)
+        filesystem = self._filesystem()
+        if self.is_streaming:  # with a size of 0, or without one, it would ask again
+            stream: IO[bytes] = filesystem.open(
+                path, "rb", block_size=0, size=info.get("size") or -1
+            )
             return stream
-        known = {"block_size": _PIECE_BYTES, "cache_type": "none", "size": size_bytes}
+        known = {"block_size": _PIECE_BYTES, "cache_type": "none", "size": info.get("size")}
         try:
             stream = filesystem.open(path, "rb", **known)
         except TypeError:  # it takes no such arguments
