@@ -200,7 +200,7 @@ def test_a_token_that_expires_amid_training_is_an_error_that_says_what_to_look_a
         assert content(next(iterator)) == next(right)
         objects.store.fail("expired", 10_000)
         with pytest.raises(OSError, match="whether the credentials have expired") as caught:
-            [*iterator]
+            list(iterator)
         assert caught.value.filename.startswith(objects.root)
 
 
