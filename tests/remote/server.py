@@ -55,6 +55,8 @@ class Front:
         with self._lock:
             self.requests[environ["REQUEST_METHOD"], environ["PATH_INFO"].lstrip("/")] += 1
             fault = self.fault if self.n_faults else ""
+            if fault == "unreadable":
+                fault = "busy" if environ["REQUEST_METHOD"] == "GET" else ""
             self.n_faults -= bool(fault)
         if fault in ANSWERS:
             status, body = ANSWERS[fault]

@@ -53,7 +53,8 @@ class ObjectStore(contextlib.AbstractContextManager["ObjectStore"]):
     def fail(self, fault: str, n_requests: int) -> None:
         """Have the next requests fail.
 
-        ``"busy"`` (503), ``"expired"`` (the token), ``"reset"`` or ``"cut"`` in the middle.
+        ``"busy"`` (503), ``"unreadable"`` (the same, but for HEAD), ``"expired"`` (the token),
+        ``"reset"`` or ``"cut"`` in the middle.
         """
         self._ask("fail", fault, n_requests)
 
