@@ -140,7 +140,8 @@ def planned(
         staged = staging_plan(staging, dataset, first_indices)
         names = names_source(parcel, staged.source)
         made[0] = parcel, dataclasses.replace(plan, staging=staged, names_source=names)
-        return f"{plan.dataset_size} examples below {staged.real_source or staged.source}"
+        root = f"{staged.real_source or staged.source} {staged.place}".rstrip()
+        return f"{plan.dataset_size} examples below {root}"
 
     peers = None if staging is None else staging.peers
     try:
@@ -185,7 +186,8 @@ def _join_peers(
         raise OptionError(
             "peers",
             f"the ranks do not have the same data: {shown}; give all of them the same dataset, and "
-            f"a source whose path without symbolic links is the same on all nodes",
+            f"a source whose path without symbolic links, and whose storage_options for the server "
+            f"or archive of a URL, are the same on all nodes",
         )
     joined = join(comm, sampler.rank)
     if joined is None:

@@ -109,7 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
     }
     noted = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in notes]
     tables = [_source_table(found), _node_table(found)]
-    text = "\n\n".join([*tables, *noted, _recommendation(found, advised)])
+    has_options = bool(arguments.storage_options)
+    text = "\n\n".join([*tables, *noted, _recommendation(found, advised, has_options)])
     tell(arguments, text, **facts)
     if save:
         with open(save, "w") as file:  # its folder may be another's
@@ -246,11 +247,12 @@ def _node_table(found: _Findings) -> str:
     return "This node\n" + table((), [*rows.items()], n_left=2)
 
 
-def _recommendation(found: _Findings, advised: list[advice.Advice]) -> str:
+def _recommendation(found: _Findings, advised: list[advice.Advice], has_options: bool) -> str:
     rows = [(name if value is None else f"{name} = {value}", why) for name, value, why in advised]
     n_processes, *others = advised
     directory = found.directory or "/path/to/a/disk/of/this/node"
     options = "".join(f", {each.name}={each.value!r}" for each in others if each.value is not None)
+    options += ", storage_options=..." if has_options else ""  # of which some are secret
     return "\n".join(
         [
             "Recommended",

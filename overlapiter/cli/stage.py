@@ -268,7 +268,7 @@ def _tell_summary(
             [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
         )
         if fate == "missing" and n[fate] == len(files.paths):
-            reasons[-1] += ": none is there; see whether --source and --labels fit"
+            reasons[-1] += ": none can be read; see whether --source and --labels fit"
         if n[fate]:
             words = text.format(speed=speed, names="; ".join(reasons))
             text = f"{fate:8} {count_words(n[fate], 'file'):>15}   {words}"

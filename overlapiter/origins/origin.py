@@ -37,6 +37,10 @@ class OriginalFile(Protocol):
         """Return up to ``size_bytes`` more; none at the end. Raises OSError if the origin fails."""
 
 
+class SizeUntoldError(OSError):
+    """An origin does not tell the size of a file."""
+
+
 class Origin(Protocol):
     """Gives the store the files of one source root. Safe for threads."""
 

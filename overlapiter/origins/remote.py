@@ -151,7 +151,8 @@ class RemoteOrigin:
 
     def info(self, path: str) -> Mapping[str, Any]:
         """Return what fsspec tells of a file; see :meth:`stat`."""
-        return self.trying(path, lambda: _checked_info(self._filesystem().info(path)))
+        question = f"what is {path}"  # that it is answered does not say that the file can be read
+        return self.trying(path, lambda: _checked_info(self._filesystem().info(path)), question)
 
     def open(self, path: str) -> contextlib.AbstractContextManager[RemoteFile]:
         """Open a file, for the length of a ``with`` block."""
@@ -159,11 +160,13 @@ class RemoteOrigin:
 
     def open_stream(self, path: str, info: Mapping[str, Any]) -> IO[bytes]:
         """Open a file of which ``info`` is known. Tries once; raises what the library raises."""
-        filesystem, size_bytes = self._filesystem(), info.get("size")
-        if self.is_streaming:
-            stream: IO[bytes] = filesystem.open(path, "rb", block_size=0, size=size_bytes)
+        filesystem = self._filesystem()
+        if self.is_streaming:  # with a size of 0, or without one, it would ask again
+            stream: IO[bytes] = filesystem.open(
+                path, "rb", block_size=0, size=info.get("size") or -1
+            )
             return stream
-        known = {"block_size": _PIECE_BYTES, "cache_type": "none", "size": size_bytes}
+        known = {"block_size": _PIECE_BYTES, "cache_type": "none", "size": info.get("size")}
         try:
             stream = filesystem.open(path, "rb", **known)
         except TypeError:  # it takes no such arguments
@@ -179,8 +182,10 @@ class RemoteOrigin:
                 self._made = os.getpid(), self._make()
             return self._made[1]
 
-    def trying(self, url: str, action: Callable[[], ResultT]) -> ResultT:
+    def trying(self, url: str, action: Callable[[], ResultT], name: str = "") -> ResultT:
         """Return what ``action`` returns, trying it again; OSErrors alone leave.
+
+        Its failures count for ``name``; by default for the URL.
 
         Raises:
             OSError: What cannot be read, and why; ``filename`` is the URL.
@@ -191,7 +196,7 @@ class RemoteOrigin:
                 return action()
 
         try:
-            return call_again(act, self._patience_seconds, self._outages, url)
+            return call_again(act, self._patience_seconds, self._outages, name or url)
         except Exception as error:
             raise _as_os_error(error, url) from error
 

@@ -23,6 +23,9 @@ _LONGEST_PAUSE_SECONDS = 8.0
 #: except those that say that it never can.
 _PASSING = {408, 425, 429}
 _LASTING = {501, 505}
+#: What S3 answers a question about an object, without a reason, where a token has expired, or the
+#: bucket is in another region.
+_WITHOUT_REASON = {301, 400}
 _STATUS = re.compile("[1-5][0-9][0-9]")
 #: By their names, so that no client library is imported for it: those of botocore and aiohttp.
 _BROKEN_CONNECTIONS = {
@@ -123,6 +126,11 @@ def trouble_words(error: BaseException) -> str:
     """Return what is the matter with a store that cannot be read, and what to look at."""
     status = status_of(error)
     chain = list(causes(error))
+    if status in _WITHOUT_REASON:
+        return (
+            f"the server answers {status}; see whether the credentials have expired, and whether "
+            f"endpoint and region are right"
+        )
     if status is not None:
         return f"the server answers {status}"
     if any(getattr(cause, "errno", None) == errno.ECONNREFUSED for cause in chain):

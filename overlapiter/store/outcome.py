@@ -31,7 +31,7 @@ class Outcome(enum.Enum):
     FOUND = "found"  # staged before, and still valid
     REFUSED = "refused"  # no room
     TOO_LARGE = "too large"  # for all the room there is
-    FAILED = "failed"  # the staging disk
+    FAILED = "failed"  # the staging disk, or the size of the file is not told
     BUSY = "busy"  # another process keeps its claim, or the index, for too long
     SOURCE_FAILED = "source failed"  # missing or unreadable: the file reader will report it
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from overlapiter.origins.bulk import Bulk, BulkRead
-from overlapiter.origins.origin import Origin, Original, OriginalFile
+from overlapiter.origins.origin import Origin, Original, OriginalFile, SizeUntoldError
 
 from .outcome import Answer, NoteAnswers
 from .store import Wanted
@@ -87,6 +87,8 @@ class SlowStore:
                 with contextlib.ExitStack() as stack:
                     source = stack.enter_context(self._origin.open(file.path))
                     original = source.stat()
+                    if not getattr(source, "tells_size", True):  # a remote file has this
+                        raise SizeUntoldError
                     if original.size_bytes <= CHUNK_BYTES:
                         data = _data_of(source, original)
                     else:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
+from overlapiter.origins.origin import SizeUntoldError
+
 from .breaker import Breaker
 from .extents import Extent
 from .index import IndexBusyError
@@ -86,6 +88,12 @@ class Tiers:
         """
         if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
             return self.blame(tier, error)
+        if isinstance(error, SizeUntoldError):
+            self._warn(
+                "the slow store does not tell the size of some files: they are read there, and not "
+                "staged; have the server send their length (Content-Length)"
+            )
+            return Staged(Outcome.FAILED)
         return Staged(Outcome.SOURCE_FAILED)
 
     def say_busy(self, tier: int) -> None:

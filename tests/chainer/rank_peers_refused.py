@@ -1,7 +1,7 @@
 """Runs under mpiexec: one rank of a job with peers cannot take part, or has other data.
 
 What is wrong: the place of its staging directory, the pickling of its dataset, the number of its
-examples, its source; one after another.
+examples, its source, the server that its source is on; one after another.
 """
 
 import threading
@@ -21,7 +21,10 @@ def refused(comm: Any, kind: str) -> tuple[str, str]:
     """Return the error of this rank, and its text."""
     wrong = kind if comm.rank else ""
     folder = Path("other" if wrong == "source" else "source")
-    dataset = DeclaredFiles(folder.resolve(), ["only"] * (1 + (wrong == "number")))
+    source = "s3://bucket/train" if kind == "server" else folder.resolve()
+    host = "other" if wrong == "server" else "one"
+    options = {"endpoint_url": f"http://{host}:9000", "secret": "hidden"}
+    dataset = DeclaredFiles(source, ["only"] * (1 + (wrong == "number")))
     if wrong == "pickling":
         dataset.lock = threading.Lock()
     try:
@@ -32,7 +35,8 @@ def refused(comm: Any, kind: str) -> tuple[str, str]:
             order_sampler=overlapiter.scatter_order(comm),
             staging=Staging(
                 "not-mounted/me" if wrong == "place" else f"fast-{comm.rank}",
-                source=folder,
+                source=source if kind == "server" else folder,
+                storage_options=options if kind == "server" else None,
                 keep_free=0,
                 peers="meeting" if kind == "pickling" else comm,
             ),
@@ -49,7 +53,8 @@ def main() -> None:
     (folder / "only").write_bytes(b"x")
     comm.mpi_comm.Barrier()
     meeting.PATIENCE_SECONDS = 20.0
-    report(comm, {kind: refused(comm, kind) for kind in ("place", "pickling", "number", "source")})
+    kinds = "place", "pickling", "number", "source", "server"
+    report(comm, {kind: refused(comm, kind) for kind in kinds})
 
 
 if __name__ == "__main__":

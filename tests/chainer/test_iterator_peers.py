@@ -108,3 +108,11 @@ def test_a_rank_that_cannot_take_part_or_has_other_data_leaves_none_waiting(tmp_
         assert first[wrong] == second[wrong]
         assert first[wrong][0] == "OptionError"
         assert f"rank 0 has 1 examples below {source}, {own};" in first[wrong][1]
+
+    assert first["server"] == second["server"]
+    servers = [
+        f"1 examples below s3://bucket/train [('endpoint_url', 'http://{host}:9000')]"
+        for host in ("one", "other")
+    ]
+    assert f"rank 0 has {servers[0]}, rank 1 has {servers[1]};" in first["server"][1]
+    assert "hidden" not in first["server"][1]

@@ -133,7 +133,7 @@ def test_each_reason_is_told_with_its_own_files(source, fast, contents) -> None:
     assert f"{source}/nowhere" in both
     assert f"{source}/neither" in both
     again = stage(source, fast, "-", stdin="c1\n")
-    assert f"missing 1 file {source}/c1 (Is a directory): none is there; see" in again.stdout
+    assert f"missing 1 file {source}/c1 (Is a directory): none can be read; see" in again.stdout
 
 
 # --- what is no file, and what gives no answer ----------------------------------------------------

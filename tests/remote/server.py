@@ -27,9 +27,17 @@ from moto.s3.models import s3_backends
 from werkzeug.serving import make_server
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
-SLOW_DOWN = (
-    b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
-)
+#: By fault: status and body.
+ANSWERS = {
+    "busy": (
+        "503 Slow Down",
+        b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
+    ),
+    "expired": (
+        "400 Bad Request",
+        b"<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message></Error>",
+    ),
+}
 ALLOW = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
 
 
@@ -47,10 +55,13 @@ class Front:
         with self._lock:
             self.requests[environ["REQUEST_METHOD"], environ["PATH_INFO"].lstrip("/")] += 1
             fault = self.fault if self.n_faults else ""
+            if fault == "unreadable":
+                fault = "busy" if environ["REQUEST_METHOD"] == "GET" else ""
             self.n_faults -= bool(fault)
-        if fault == "busy":
-            start_response("503 Slow Down", [("Content-Length", str(len(SLOW_DOWN)))])
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else [SLOW_DOWN]
+        if fault in ANSWERS:
+            status, body = ANSWERS[fault]
+            start_response(status, [("Content-Length", str(len(body)))])
+            return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
         if fault == "reset":
             reset(environ)
             return []
@@ -79,8 +90,8 @@ def plain(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start_response(status, [("Content-Length", "0")])
         return []
     date = email.utils.format_datetime(found.last_modified, usegmt=False)
-    length = ("Content-Length", str(found.size))
-    start_response("200 OK", [length, ("Last-Modified", date), ("ETag", found.etag)])
+    length = [] if key.endswith("untold") else [("Content-Length", str(found.size))]
+    start_response("200 OK", [*length, ("Last-Modified", date), ("ETag", found.etag)])
     return [] if environ["REQUEST_METHOD"] == "HEAD" else [found.value]
 
 

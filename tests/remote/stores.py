@@ -51,7 +51,11 @@ class ObjectStore(contextlib.AbstractContextManager["ObjectStore"]):
         self._ask("delete", bucket, name)
 
     def fail(self, fault: str, n_requests: int) -> None:
-        """Have the next requests fail: ``"busy"`` (503), ``"reset"`` or ``"cut"`` in the middle."""
+        """Have the next requests fail.
+
+        ``"busy"`` (503), ``"unreadable"`` (the same, but for HEAD), ``"expired"`` (the token),
+        ``"reset"`` or ``"cut"`` in the middle.
+        """
         self._ask("fail", fault, n_requests)
 
     def requests(self, method: str) -> dict[str, int]:

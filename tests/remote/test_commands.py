@@ -126,6 +126,7 @@ def test_what_a_server_denies_is_told_in_a_line_for_all_files(tmp_path) -> None:
         words = ("--to", tmp_path / "fast", "--source", source)
         done = run(command("stage", "-", *words, "--labels", "no"), stdin=names)
     assert done.returncode == 1
+    assert "none is there" not in done.stdout
     assert done.stdout.count("access is denied") == 1
     assert "and 17 more (access is denied (ClientResponseError: Forbidden)" in done.stdout
 
@@ -226,6 +227,9 @@ def test_a_store_is_measured_with_a_list(objects, options, tmp_path) -> None:
     found = json.loads(done.stdout)
     assert found["source"] == objects.root
     assert sum(level["n_files"] for level in found["levels"]) > 3
+    done = overlapiter(*words, tmp_path / "list")
+    assert f"source={objects.root!r}, storage_options=...\n" in done.stdout, done.stderr
+    assert objects.store.options["secret"] not in done.stdout
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]"])

@@ -188,6 +188,47 @@ def test_wrong_credentials_are_a_clear_error_that_does_not_tell_them(
         assert not path.is_file() or b"not-the-secret" not in path.read_bytes()
 
 
+def test_a_token_that_expires_amid_training_is_an_error_that_says_what_to_look_at(
+    objects: Objects, tmp_path: Path
+) -> None:
+    dataset = DeclaredFiles(objects.root, objects.names)
+    right = serial(DeclaredFiles(str(objects.folder), objects.names))
+    options = objects.store.options
+    with iterator_of(
+        dataset, tmp_path / "fast", options, source=objects.root, look_ahead=1, repeat=False
+    ) as iterator:
+        assert content(next(iterator)) == next(right)
+        objects.store.fail("expired", 10_000)
+        with pytest.raises(OSError, match="whether the credentials have expired") as caught:
+            list(iterator)
+        assert caught.value.filename.startswith(objects.root)
+
+
+def test_files_whose_size_is_not_told_are_read_right_and_the_user_is_told_that_none_is_staged(
+    objects: Objects, tmp_path: Path
+) -> None:
+    names = [f"{number}-untold" for number in range(8)]
+    for number, name in enumerate(names):
+        objects.put(name, bytes([number]) * 3000)
+    objects.store.forget()
+    right = serial(DeclaredFiles(str(objects.folder), names))
+    with iterator_of(
+        DeclaredFiles(objects.plain, names),
+        tmp_path / "fast",
+        None,
+        source=objects.plain,
+        repeat=False,
+    ) as iterator:
+        with pytest.warns(StagingWarning, match="does not tell the size of some files") as warned:
+            found = [*map(content, iterator)]
+        assert found == [next(right), next(right)]
+        assert len(warned) == 1
+        assert iterator.stats().files_refused == len(names)
+    # Two of these, ahead and where it is read, ask for the size that HEAD did not tell.
+    reads = objects.store.requests("GET")
+    assert reads == {f"plain/{objects.bucket}/train/{name}": 3 for name in names}
+
+
 def test_a_missing_object_is_named_at_once(objects: Objects, tmp_path: Path) -> None:
     objects.delete(objects.names[6])
     dataset = DeclaredFiles(objects.root, objects.names)

@@ -360,6 +360,26 @@ def test_patience_ends_with_an_error_that_says_what_happened(objects: Objects, f
         assert ("the server answers 503" in text) == (fault == "busy")
 
 
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_an_object_that_cannot_be_read_though_it_can_be_looked_at_is_waited_for_once(
+    objects: Objects, is_plain: bool
+) -> None:
+    name = objects.names[0]
+    objects.store.fail("unreadable", 10_000)
+
+    def fail() -> list[tuple[type, int, str, str, float]]:
+        origin = plain_origin(objects, 0.5) if is_plain else origin_of(objects, 0.5)
+        url = f"{objects.plain if is_plain else objects.root}/{name}"
+        found = [error_of(lambda: read_all(origin, url))]
+        objects.store.forget()  # as a file reader comes to it after a prefetcher
+        return [*found, error_of(lambda: read_all(origin, url))]
+
+    for kind, *_, text, _ in in_child(fail):
+        assert (kind, "the server answers 503" in text) == (OSError, True)
+    path = f"{'plain/' if is_plain else ''}{objects.bucket}/train/{name}"
+    assert objects.store.requests("GET") == {path: 1}
+
+
 def test_a_server_that_refuses_connections_is_no_missing_file_and_waited_for_once() -> None:
     with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
