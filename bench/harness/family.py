@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
 
 import psutil
 
@@ -40,7 +39,7 @@ def descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
-def kinds_of(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+def kinds_of(family: list[psutil.Process]) -> dict[psutil.Process, str]:
     """Return the kind of each process of a family, empty for those that are none of ours."""
     named, parents = {}, {}
     for process in family:
@@ -55,7 +54,7 @@ def kinds_of(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
     return kinds
 
 
-def workers(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+def workers(family: list[psutil.Process]) -> dict[psutil.Process, str]:
     """Return those of a family that are workers, with their kind, the ended ones included."""
     return {process: kind for process, kind in kinds_of(family).items() if kind in WORKERS}
 

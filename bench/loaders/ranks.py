@@ -89,8 +89,7 @@ def rank(request: dict) -> dict | None:
     comm.mpi_comm.Barrier()
     spec, dataset = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)
-    part = Part(comm, sampler, device)
-    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, part))
+    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, Part(comm, sampler, device)))
     if spec.loader == "synthetic":
         open_loader()  # before the clock starts
     comm.mpi_comm.Barrier()

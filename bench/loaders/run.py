@@ -10,7 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[
         epoch = {"start": start, "end": end, "seconds": end - start, "pids": after["pids"]}
         epoch |= {"wait_seconds": sum(waits, waited), "n_images": sum(sizes)}
         epoch |= {"opens": None, "bytes": None}  # where no store counts them
-        epoch |= {"loss": mean(losses[here])} if losses else {}
+        epoch |= {"loss": np.mean(losses[here])} if losses else {}
         counts = {key: n - before["counts"].get(key, 0) for key, n in after["counts"].items()}
         found.append(epoch | counts)
     return found
