@@ -11,8 +11,6 @@ Results go to bench/results/own, which git ignores, or where --out says; --json 
 them.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ ImageNet image has at that size. The same index gives the same bytes. An incompl
 completed, and a complete one is left as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import os

@@ -1,7 +1,5 @@
 """The experiments behind the published results, as ``--all`` runs them, and their documents."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Accuracy over time of each algorithm of `overlapiter train`, on the same problem."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -5,8 +5,6 @@ hand one is emulated, and several nodes are groups of ranks on this machine. On 
 a job of yours, on all its ranks and nodes, and emulates nothing: ``--in-job``.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

@@ -5,8 +5,6 @@ those that are published have names of their own: ``epoch-times-fuse`` of times,
 of misses, ``misses-node`` of node, ``model-times`` of model.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Seven trainings with one bottleneck each run on an emulated store. Beside it, wh
 each iteration and a trace cost a training whose readers keep all cores busy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """What a search of settings finds on the digits, beside a grid of twice as many trials."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -5,8 +5,6 @@ page-locked slots beside a copy by the trainer. Compared is what is installed: P
 CuPy, or both.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import itertools

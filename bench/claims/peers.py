@@ -6,8 +6,6 @@ and one client on this machine. All run on its cores, so the store is slow enoug
 ``peers-fast-store`` shows where it is not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

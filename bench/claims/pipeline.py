@@ -5,8 +5,6 @@ python -m bench pipeline --mount emulated        # a delay inside open, without 
 python -m bench pipeline --source /lustre/images --pairs /lustre/images/pairs.txt
 """
 
-from __future__ import annotations
-
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import Wanted
 from bench.loaders import report

@@ -4,8 +4,6 @@ On the FUSE mount NVIDIA DALI's CPU pipeline and Meta's SPDL do the same work, w
 installed: ``pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12`` (1 GB), ``pip install spdl``.
 """
 
-from __future__ import annotations
-
 import time
 
 from bench.claims import in_memory

@@ -5,8 +5,6 @@ There are three experiments, by ``--part``; those that are published have names 
 ``large-files`` of sizes.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess

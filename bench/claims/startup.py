@@ -1,7 +1,5 @@
 """How long a loader takes to start, and how much memory each of its processes has of its own."""
 
-from __future__ import annotations
-
 from functools import partial
 from statistics import median
 

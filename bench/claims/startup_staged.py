@@ -1,7 +1,5 @@
 """How long a start takes when many files are staged, in whatever state they were left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

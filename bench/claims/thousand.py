@@ -9,8 +9,6 @@ by an earlier one. Fewer are built where a rate is low or steady: the table says
     python -m bench --source /lustre/imagenet --pairs /lustre/imagenet/pairs.txt
 """
 
-from __future__ import annotations
-
 import os
 from textwrap import fill
 

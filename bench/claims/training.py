@@ -1,7 +1,5 @@
 """Training with `overlapiter train`: scaling, hidden validation, the server's updates, a death."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """What one update of a model's weights costs the server of `overlapiter train`."""
 
-from __future__ import annotations
-
 import time
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A benchmark of a published claim, and its way from the command line to JSON, table and figure."""
 
-from __future__ import annotations
-
 import compileall
 import datetime
 import importlib

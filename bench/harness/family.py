@@ -1,7 +1,5 @@
 """Processes of a program: which there are, and what CPU time and memory each kind uses."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

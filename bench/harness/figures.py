@@ -1,7 +1,5 @@
 """What the figures of all benchmarks share."""
 
-from __future__ import annotations
-
 import matplotlib
 
 matplotlib.use("Agg")  # draws into files, with or without a display

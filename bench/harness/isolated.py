@@ -3,8 +3,6 @@
 Request and answer are files: an orphan that kept a pipe open would block its parent.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The options of a benchmark: a dataclass, of which the command line is made."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The store driven directly, without a pipeline: only in a process that does not fork later."""
 
-from __future__ import annotations
-
 import secrets
 
 from overlapiter.store.extents import Extent, checksum_of

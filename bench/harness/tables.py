@@ -1,7 +1,5 @@
 """What follows from the numbers of runs: medians, targets that are met or missed, tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from types import SimpleNamespace

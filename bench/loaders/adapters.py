@@ -3,8 +3,6 @@
 Each takes what is asked, the data set, and of a rank its part.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Data sets of files, which are made, copied or read as a whole, and checks of their examples."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import zlib

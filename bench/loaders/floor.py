@@ -1,7 +1,5 @@
 """The floor and the ceiling, what no loader can beat: see bench/results/README.md, the pipeline."""
 
-from __future__ import annotations
-
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor

@@ -6,8 +6,6 @@ anew over all ranks in each epoch ("global"), is so without that a rank knows wh
 ("apart"), or is that of a fixed shard for each rank ("shards").
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Loaders that build the same mini-batches: rates, CPU, faults."""
 
-from __future__ import annotations
-
 from statistics import median
 
 from bench.harness.isolated import name_of

@@ -1,7 +1,5 @@
 """One run of one loader, in a process of its own."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os

@@ -1,7 +1,5 @@
 """Where the images of a benchmark are, how slow their store is, and runs over them in turns."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import tempfile

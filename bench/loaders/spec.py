@@ -1,7 +1,5 @@
 """What one run of one loader is asked to do, and what it reports, which is JSON."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
