@@ -1,6 +1,6 @@
 """What a fault costs: workers that are killed or stopped under a trainer, a program that ends."""
 
-from __future__ import annotations
+from __future__ import annotations  # OverlapIterator is there with Chainer alone
 
 import faulthandler
 import os
