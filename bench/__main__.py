@@ -11,9 +11,6 @@ Results go to bench/results/own, which git ignores, or where --out says; --json 
 them.
 """
 
-from __future__ import annotations
-
-import json
 import sys
 from pathlib import Path
 
@@ -28,30 +25,24 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["-h" | "--help", *_]:
             print(__doc__.strip())
-        case ["--list", *words]:
+        case ["--list", *_]:
             rows = [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
-            _tell(console.table(["name", "minutes", "what it shows"], rows).splitlines(), words)
+            print(console.table(["name", "minutes", "what it shows"], rows))
         case ["--all", *words]:
             return plan.run_all(words)
         case ["tables", *_]:
             plan.write_tables()
         case ["figures", *words]:
-            given = [word for word in words if word not in ("--together", "--json")]
-            paths = [Path(word).absolute() for word in given]
+            paths = [Path(word).absolute() for word in words if word != "--together"]
             if missing := [str(path) for path in paths if not path.is_file()]:
                 sys.exit(f"there is no file {', '.join(missing)}")
             paths = paths or sorted(claim.RESULTS.glob("*.json"))
-            _tell(claim.draw(paths, is_together="--together" in words), words)
+            print(*claim.draw(paths, is_together="--together" in words), sep="\n")
         case [name, *words] if not name.startswith("-"):
             return plan.run(plan.named(name), words)
         case _:
             return plan.run(plan.named("thousand"), arguments)
     return 0
-
-
-def _tell(lines: list[str], words: list[str]) -> None:
-    """Print lines, or for machines a value that holds them."""
-    print(json.dumps({"lines": lines}) if "--json" in words else "\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,6 @@ ImageNet image has at that size. The same index gives the same bytes. An incompl
 completed, and a complete one is left as it is.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import os
@@ -19,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from bench.harness.isolated import CHECKOUT, progress_bar
+from bench.harness.isolated import CHECKOUT
+from overlapiter.cli.console import Progress
 
 IMAGE_SIDE = 256
 FILES_PER_FOLDER = 1_000
@@ -29,7 +28,6 @@ JPEG_QUALITY = 92
 _SEED = 0
 #: One folder for each recipe.
 PHOTOGRAPHS = CHECKOUT / f".cache/bench/photographs-{IMAGE_SIDE}-{JPEG_QUALITY}-{_SEED}"
-_CHUNK = 100  # images of a task
 
 
 class Photographs(NamedTuple):
@@ -60,9 +58,8 @@ def encode(index: int) -> bytes:
     side = random.uniform(0.6, 1.0) * min(photograph.size)
     left = random.uniform(0, photograph.width - side)
     top = random.uniform(0, photograph.height - side)
-    image = photograph.resize(
-        (IMAGE_SIDE, IMAGE_SIDE), Image.BILINEAR, (left, top, left + side, top + side)
-    )
+    place = left, top, left + side, top + side
+    image = photograph.resize((IMAGE_SIDE, IMAGE_SIDE), Image.BILINEAR, place)
     if random.randint(2):
         image = image.transpose(Image.FLIP_LEFT_RIGHT)
     gain = random.uniform(0.7, 1.2)
@@ -91,9 +88,9 @@ def make_photographs(root: str | os.PathLike[str], count: int) -> Photographs:
     missing = [index for index, (path, _) in enumerate(pairs) if not (root / path).exists()]
     if missing:
         pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("forkserver"))
-        with progress_bar(len(missing), "image") as progress, pool:
-            for _ in pool.map(functools.partial(_write_image, root), missing, chunksize=_CHUNK):
-                progress.update()
+        with Progress(len(missing), "images") as progress, pool:
+            for _ in pool.map(functools.partial(_write_image, root), missing, chunksize=100):
+                progress.advance()
     listed = root / "pairs.txt"
     if not listed.exists() or len(listed.read_text().splitlines()) < count:
         listed.write_text("".join(f"{path} {label}\n" for path, label in pairs))

@@ -1,7 +1,5 @@
 """The experiments behind the published results, as ``--all`` runs them, and their documents."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -150,8 +148,11 @@ def documents() -> list[Path]:
     return [CHECKOUT / "README.md", claim.RESULTS / "README.md", *sorted(docs)]
 
 
-def _shown(result: dict, kind: str) -> str:
-    """Return a table of a result, or in words the place where it was measured."""
+def _shown(name: str, kind: str) -> str:
+    """Return a table of a file, or in words the place where it was measured."""
+    if name == "plan":
+        return markdown(rows())
+    result = claim.with_targets(json.loads((claim.RESULTS / name).read_text()))
     if kind == "place":
         return claim.place_of(result)
     tables = {**claim.tables_of(result["benchmark"]), "chief": chief_rows}
@@ -160,15 +161,7 @@ def _shown(result: dict, kind: str) -> str:
 
 def renewed(text: str) -> str:
     """Return a document with all its tables made anew."""
-
-    def block(match: re.Match[str]) -> str:
-        head, name, kind, end = match.groups()
-        if name == "plan":
-            return f"{head}{markdown(rows())}\n{end}"
-        result = claim.with_targets(json.loads((claim.RESULTS / name).read_text()))
-        return f"{head}{_shown(result, kind)}\n{end}"
-
-    return _BLOCK.sub(block, text)
+    return _BLOCK.sub(lambda match: f"{match[1]}{_shown(match[2], match[3])}\n{match[4]}", text)
 
 
 def write_tables() -> None:

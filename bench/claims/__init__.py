@@ -3,8 +3,8 @@
 Each has a docstring, which its ``--help`` prints, and
 
 * ``Options``, what is run: its ``check`` completes the options, or refuses what cannot work;
-* ``measure``, which takes the options and an empty folder on the fast disk, does all runs, and
-  returns the result, or raises a NotPossibleError where this machine lacks what it needs;
+* ``measure``, which takes the options, whose ``scratch`` is an empty folder on the fast disk, does
+  all runs, and returns the result, or raises a NotPossibleError where this machine lacks something;
 * ``TABLES`` by their names in documents: the columns of a table of all points, or what makes the
   rows of a result (``rows``), of which the first one is the header;
 

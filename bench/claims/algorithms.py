@@ -1,21 +1,18 @@
 """Accuracy over time of each algorithm of `overlapiter train`, on the same problem."""
 
-from __future__ import annotations
-
-import itertools
 import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from statistics import median
+
+import numpy as np
 
 from bench.harness import isolated
-from bench.harness.isolated import CHECKOUT, launch
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import Wanted, missed
 
-EXAMPLE = CHECKOUT / "examples/digits"
+EXAMPLE = isolated.CHECKOUT / "examples/digits"
 DATA = "1,797 handwritten digits of scikit-learn"
 #: The options of each.
 ALGORITHMS = {
@@ -48,22 +45,22 @@ def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
     command += [*data, *words.split(), "--seed", options.seed, "--out", out]
     command = [*map(str, command)]
     if point["name"] != "one process":
-        command = launch(command, options.workers + 1)
-    subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=True)
+        command = isolated.launch(command, options.workers + 1)
+    subprocess.run(command, cwd=isolated.CHECKOUT, stdout=subprocess.DEVNULL, check=True)
     epochs = json.loads(Path(out, "history.json").read_text())["epochs"]
-    seconds = itertools.accumulate(epoch["seconds"] for epoch in epochs)
-    return {"seconds": [*seconds], "val_accuracy": [epoch["val_accuracy"] for epoch in epochs]}
+    seconds = np.cumsum([epoch["seconds"] for epoch in epochs]).tolist()
+    return {"seconds": seconds, "val_accuracy": [epoch["val_accuracy"] for epoch in epochs]}
 
 
-def measure(options: Options, scratch: Path) -> dict:
-    data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
+def measure(options: Options) -> dict:
+    data, points = make_digits(options.scratch), [{"name": name} for name in ALGORITHMS]
     isolated.take_turns(points, options.repeats, lambda point: train_once(point, data, options))
     return {"points": points, "data": DATA}
 
 
 def _curve(point: dict, key: str) -> list[float]:
     """Return the medians over the runs, epoch by epoch."""
-    return [median(values) for values in zip(*(run[key] for run in point["runs"]), strict=True)]
+    return np.median([run[key] for run in point["runs"]], axis=0).tolist()
 
 
 def _accuracy(point: dict, share: float) -> str:

@@ -5,17 +5,11 @@ hand one is emulated, and several nodes are groups of ranks on this machine. On 
 a job of yours, on all its ranks and nodes, and emulates nothing: ``--in-job``.
 """
 
-from __future__ import annotations
-
 import os
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from operator import itemgetter
-from pathlib import Path
-from statistics import mean, median
 from typing import Any
 
 import numpy as np
@@ -25,7 +19,7 @@ from bench.harness.options import OptionsError, option, picked
 from bench.harness.tables import interval, spread, table
 from bench.loaders.files import read_files
 from bench.loaders.ranks import run_ranks
-from bench.loaders.sources import EpochOptions, prepare
+from bench.loaders.sources import EpochOptions, prepare, spec_of
 from bench.slow.store import OpenRecord
 
 N_CLASSES = 1000
@@ -54,6 +48,10 @@ class Options(EpochOptions):
     readers: int | None = option(None, "readers of a rank (its share of the cores)")
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
     communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
+
+    @property
+    def usual(self) -> dict[str, object]:
+        return {**super().usual, "order": self.order}
 
     def check(self) -> None:
         usual = ["overlap", "slow", "local"] if self.model == "data" else ["overlap", "synthetic"]
@@ -111,24 +109,21 @@ def training_step(request: dict, comm: Any, device: int) -> tuple[Callable, Call
     return step, dict
 
 
-def measure(options: Options, scratch: Path) -> dict | None:
+def measure(options: Options) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
-    rank, scratch = _join(options, scratch) if options.in_job else (0, scratch)
+    rank = _join(options) if options.in_job else 0
     n_cores = len(os.sched_getaffinity(0))
     points = [
         {"n_nodes": n_nodes, "n_ranks": n_ranks, "loader": loader,
          "n_readers": options.readers or max(1, n_cores // (n_nodes * n_ranks))}
         for n_nodes in options.nodes for n_ranks in options.ranks for loader in options.loaders
     ]  # fmt: skip
-    n_most = options.examples_of(max(options.nodes) * max(options.ranks))
-    base, facts = prepare(options, scratch, n_most)
+    base, facts = prepare(options, options.examples_of(max(options.nodes) * max(options.ranks)))
 
     def run(point: dict) -> dict:
         n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
-        spec = replace(
-            base, n_examples=options.examples_of(n_nodes * n_ranks), n_epochs=options.epochs,
-            order=options.order, loader=point["loader"], n_readers=point["n_readers"],
-        )  # fmt: skip
+        usual = {**options.usual, "n_examples": options.examples_of(n_nodes * n_ranks)}
+        spec = spec_of(base, {**usual, **point})
         if not options.source:
             read_files(spec.paths(), spec.root)
         asked = picked(options, ("model", "communicator"))
@@ -142,28 +137,26 @@ def measure(options: Options, scratch: Path) -> dict | None:
     return {**facts, "points": points} if rank == 0 else None
 
 
-def _join(options: Options, scratch: Path) -> tuple[int, Path]:
-    """Take the sizes of the job of this process; return its rank and a folder of its node."""
+def _join(options: Options) -> int:
+    """Take the sizes of the job of this process, and a folder of its node; return its rank."""
     import overlapiter.mpi
     from overlapiter.node import this_node
 
     warnings.simplefilter("ignore")  # of Chainer about its dependencies
     comm, node = overlapiter.mpi.create_communicator(options.communicator), this_node()
-    folders = comm.mpi_comm.allgather((node.name, scratch))
+    folders = comm.mpi_comm.allgather((node.name, options.scratch))
     options.nodes, options.ranks = [len({name for name, _ in folders})], [node.local_size]
     options.readers = options.readers or node.cores
-    return comm.rank, next(folder for name, folder in folders if name == node.name)
-
-
-# --- what the runs come to ----------------------------------------------------------------------
+    options.scratch = next(folder for name, folder in folders if name == node.name)
+    return comm.rank
 
 
 def reads_by_node(ranks: Sequence[dict], records: Sequence[OpenRecord]) -> list[dict]:
     """Return what each node read from an emulated store, in the order of their first ranks."""
-    paths: dict[str, Counter[str]] = {rank["node"]: Counter() for rank in ranks if records}
     nodes = {pid: rank["node"] for rank in ranks for e in rank["epochs"] for pid in e["pids"]}
     if strangers := {record.pid for record in records} - nodes.keys():
         raise ValueError(f"processes {sorted(strangers)}, which read files, are of no rank")
+    paths = {rank["node"]: Counter() for rank in ranks if records}
     for record in records:
         paths[nodes[record.pid]][record.path] += 1
     return [
@@ -180,9 +173,10 @@ def summarize(runs: Sequence[dict]) -> list[dict]:
         by_run = [[rank["epochs"][number] for rank in run["ranks"]] for run in runs]
         # The mean over ranks, which all updates synchronize; not from the first start to the last
         # end: these are on the clocks of different machines.
-        seconds = [mean(epoch["seconds"] for epoch in ranks) for ranks in by_run]
+        seconds = [np.mean([epoch["seconds"] for epoch in ranks]) for ranks in by_run]
         shares = [[e["wait_seconds"] / e["seconds"] for e in ranks] for ranks in by_run]
-        summaries.append({"seconds": spread(seconds), "wait_share": median(map(mean, shares))})
+        wait_share = np.median(np.mean(shares, axis=1))
+        summaries.append({"seconds": spread(seconds), "wait_share": wait_share})
     return summaries
 
 
@@ -217,7 +211,7 @@ def words_of(point: dict) -> str:
 
 
 def _by_size(points: Sequence[dict]) -> list[dict]:
-    return sorted(points, key=itemgetter("n_nodes", "n_ranks"))
+    return sorted(points, key=lambda point: (point["n_nodes"], point["n_ranks"]))
 
 
 def cost_rows(result: dict) -> list[list[str]]:
@@ -227,7 +221,7 @@ def cost_rows(result: dict) -> list[list[str]]:
 
     def more(point: dict, what: str) -> tuple[float, float]:
         pairs = zip(point["runs"], others[_size(point)]["runs"], strict=True)
-        totals = [[mean(map(_TOTALS[what], run["ranks"])) for run in pair] for pair in pairs]
+        totals = [[np.mean([*map(_TOTALS[what], run["ranks"])]) for run in pair] for pair in pairs]
         return interval([one / other - 1 for one, other in totals])
 
     def verdict(point: dict) -> str:
@@ -251,24 +245,20 @@ def training_rows(result: dict) -> list[list[str]]:
         for number, epoch in enumerate(summarize(point["runs"]), 1)
     }  # fmt: skip
     loaders, heads = (dict.fromkeys(keys) for keys in zip(*cells, strict=True))
-    rows = [
-        [meaning, *(cells.get((name, head), "-") for head in heads)]
-        for name, meaning in LOADERS.items()
-        if name in loaders
-    ]
-    return [["seconds of an epoch (waiting)", *heads], *rows]
+    columns = {"seconds of an epoch (waiting)": LOADERS.get} | {
+        head: lambda name, head=head: cells.get((name, head), "-") for head in heads
+    }
+    return table([name for name in LOADERS if name in loaders], columns)
 
 
 def node_read_rows(result: dict) -> list[list[str]]:
     """Return what each node read from the store in the first run of each point."""
-    points = result["points"]
-    pairs = [(p["loader"], node) for p in points for node in p["runs"][0]["reads"] or ()]
+    reads = [(p["loader"], node) for p in result["points"] for node in p["runs"][0]["reads"] or ()]
     columns = {
-        "loader": lambda pair: LOADERS[pair[0]], "node": lambda pair: pair[1]["node"],
-        "opens": lambda pair: pair[1]["opens"], "different files": lambda pair: pair[1]["files"],
-        "of any one file, at most": lambda pair: pair[1]["most_opens"]
+        "loader": "{meaning}", "node": "{node}", "opens": "{opens}", "different files": "{files}",
+        "of any one file, at most": "{most_opens}"
     }  # fmt: skip
-    return table(pairs, columns)
+    return table(({**node, "meaning": LOADERS[loader]} for loader, node in reads), columns)
 
 
 TABLES = {"training": training_rows, "node-reads": node_read_rows, "costs": cost_rows}

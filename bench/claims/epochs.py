@@ -5,13 +5,9 @@ those that are published have names of their own: ``epoch-times-fuse`` of times,
 of misses, ``misses-node`` of node, ``model-times`` of model.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from statistics import mean, median
 from textwrap import fill
 
 import numpy as np
@@ -51,8 +47,7 @@ class Options(EpochOptions):
     @property
     def fixed(self) -> tuple[str, ...]:
         """Reads that are counted are not those of a store of the user's, nor is a model of it."""
-        of_part = {"times": (), "model": ("source", "mount", "mb_per_s")}
-        return of_part.get(self.part, ("source",))
+        return {"times": (), "model": ("source", "mount", "mb_per_s")}.get(self.part, ("source",))
 
 
 def points_of(options: Options) -> list[dict]:
@@ -70,15 +65,15 @@ def points_of(options: Options) -> list[dict]:
     ]  # fmt: skip
 
 
-def measure(options: Options, scratch: Path) -> dict:
+def measure(options: Options) -> dict:
     points, usual = points_of(options), options.usual
     usual |= {"is_decoding": options.part == "times", "compute_seconds": options.train_ms / 1e3}
     if options.part == "node":
-        base, found = prepare(options, scratch, options.examples)
+        base, found = prepare(options, options.examples)
         run = partial(run_epochs, spec_of(base, usual), options.ranks, 1)
         isolated.take_turns(points, options.repeats, lambda p: run(p["room"], order=p["name"]))
     else:
-        found = run_points(options, scratch, points, options.examples, **usual)
+        found = run_points(options, points, options.examples, **usual)
     beside = {"times": None, "model": beside_forecast}.get(options.part, beside_policies)
     return {**found, **(beside(options, points) if beside else {})}
 
@@ -142,8 +137,7 @@ def missed(policy: str, reads: Sequence[int], room: int) -> list[bool]:
     least: list[tuple[int, int]] = []  # the same as a heap, with entries that are outdated
     for place, example in enumerate(reads):
         found.append(example not in staged)
-        before = staged.get(example, place)
-        staged[example] = POLICIES[policy](place, next_uses.pop(), before)
+        staged[example] = POLICIES[policy](place, next_uses.pop(), staged.get(example, place))
         heapq.heappush(least, (staged[example], example))
         while len(staged) > room:
             priority, candidate = heapq.heappop(least)
@@ -170,7 +164,7 @@ def beside_policies(options: Options, points: list[dict]) -> dict:
 
 def later_share(point: dict, policy: str) -> float:
     """Return the share of reads of the second and later epochs that miss."""
-    return mean(point["missed_by_epoch"][policy][1:])
+    return np.mean(point["missed_by_epoch"][policy][1:])
 
 
 def miss_rows(result: dict) -> list[list[str]]:
@@ -189,9 +183,9 @@ def miss_rows(result: dict) -> list[list[str]]:
 def beside_forecast(options: Options, points: list[dict]) -> dict:
     """Return the points but for the calibration, each with forecasts beside its ``seconds``."""
     calibration, *points = points
-    mean_seconds = median(mean(_seconds(run)[1:]) for run in calibration["runs"])
-    start_seconds = median(run["first_batch_seconds"] for run in calibration["runs"])
-    size = median(run["store_bytes"] for run in calibration["runs"])  # each file once
+    mean_seconds = np.median([np.mean(_seconds(run)[1:]) for run in calibration["runs"]])
+    start_seconds = median_of(calibration, "first_batch_seconds")
+    size = median_of(calibration, "store_bytes")  # each file once
     for point in points:
         rate = point["bytes_per_second"]
         said = forecast(Job(
@@ -203,10 +197,10 @@ def beside_forecast(options: Options, points: list[dict]) -> dict:
         ))  # fmt: skip
         seconds = [_seconds(run) for run in point["runs"]]
         first = said.first.seconds + start_seconds, [each[0] for each in seconds]
-        later = said.later.seconds, [mean(each[1:]) for each in seconds]
+        later = said.later.seconds, [np.mean(each[1:]) for each in seconds]
         whole = said.run_seconds + start_seconds, [sum(each) for each in seconds]
         point["seconds"] = {
-            name: {"forecast": told, "measured": spread(took), "error": told / median(took) - 1}
+            name: {"forecast": told, "measured": spread(took), "error": told / np.median(took) - 1}
             for name, (told, took) in zip(_SPANS, (first, later, whole), strict=True)
         }
     store = f"emulated stores: {options.open_ms:g} ms per open"
@@ -227,11 +221,11 @@ _FORECASTS = {"store": "{mb_per_s:g} MB/s", "room for": "{fraction:.0%}"} | {
 
 def error_rows(result: dict) -> list[list[str]]:
     errors = [abs(each["error"]) for p in result["points"] for each in p["seconds"].values()]
-    cells = [f"{100 * error:.1f} %" for error in (mean(errors), max(errors))]
+    cells = [f"{100 * error:.1f} %" for error in (np.mean(errors), max(errors))]
     return [["mean error", "largest error"], cells]
 
 
-def _where(key: str, kind: Columns[dict] | Callable[[dict], Rows]) -> Callable[[dict], Rows]:
+def _where(key: str, kind: Columns | Callable[[dict], Rows]) -> Callable[[dict], Rows]:
     """Return what makes a table if the points of a result have a key, and else none."""
     return lambda result: rows_in(result, kind) if key in result["points"][0] else [[]]
 

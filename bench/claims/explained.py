@@ -4,8 +4,6 @@ Seven trainings with one bottleneck each run on an emulated store. Beside it, wh
 each iteration and a trace cost a training whose readers keep all cores busy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -14,13 +12,12 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from statistics import median
 from typing import IO, Any
 
 import numpy as np
 
 from bench.harness import isolated
-from bench.harness.options import CommonOptions, option
+from bench.harness.options import CommonOptions, option, picked
 from bench.harness.tables import Rows, interval, median_of
 from bench.loaders.files import Heads
 from bench.slow.store import SlowStore, attach
@@ -176,7 +173,7 @@ def watch(request: dict) -> dict:
         for iterator in iterators.values():
             _WATCHED.train(iterator, 20)
         before = {name: iterator.stats() for name, iterator in iterators.items()}
-        end, order = time.monotonic() + request["seconds"], [*_WAYS]
+        end, order = time.monotonic() + 2 * request["seconds"], [*_WAYS]
         while time.monotonic() < end:
             order = [*order[1:], order[0]]  # none is always behind the same one
             for name in order:
@@ -192,13 +189,12 @@ def watch(request: dict) -> dict:
     }
 
 
-def measure(options: Options, scratch: Path) -> dict:
-    points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
-    for these, n_times, function, length in ((points, 1, explain, 1), (watched, 3, watch, 2)):
-        request = {"scratch": scratch, "seconds": length * options.seconds}
-        isolated.call_in_turns(these, n_times * options.repeats, function, **request)
-    store = "emulated, see bench/slow/store.py"
-    return {"points": points, "watched": watched[0]["runs"], "store": store}
+def measure(options: Options) -> dict:
+    points, watched = [{"name": name} for name in JOBS], {"name": "watching"}
+    request, store = picked(options, ("scratch", "seconds")), "emulated, see bench/slow/store.py"
+    isolated.call_in_turns(points, options.repeats, explain, **request)
+    isolated.call_in_turns([watched], 3 * options.repeats, watch, **request)
+    return {"points": points, "watched": watched["runs"], "store": store}
 
 
 def _ratio(point: dict) -> float:
@@ -208,7 +204,7 @@ def _ratio(point: dict) -> float:
 def costs(result: dict) -> Rows:
     rows = [["watched by", "CPU, µs an example", "more, and so slower by", "at most"]]
     for name in _WAYS:
-        used, more, most = median(run[name] for run in result["watched"]), "", ""
+        used, more, most = np.median([run[name] for run in result["watched"]]), "", ""
         if name in _MOST_COST:
             more, most = "{:+.2%} ± {:.2%}".format(*_cost(result, name)), f"{_MOST_COST[name]:.0%}"
         rows.append([name, f"{used:,.0f}", more, most])

@@ -1,9 +1,8 @@
 """What a fault costs: workers that are killed or stopped under a trainer, a program that ends."""
 
-from __future__ import annotations
+from __future__ import annotations  # OverlapIterator is there with Chainer alone
 
 import faulthandler
-import itertools
 import os
 import random
 import resource
@@ -12,9 +11,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from operator import itemgetter
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import psutil
@@ -110,7 +107,7 @@ def train(request: dict) -> dict:
     """Train in this process, undisturbed for ``n_batches``, and then hit as ``hits`` says."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file for each SIGSEGV
     numbers = random.Random(request["seed"])
-    planned = [*itertools.product(N_WORKERS, SIGNALS)] * request["hits"]
+    planned = [(kind, name) for kind in N_WORKERS for name in SIGNALS] * request["hits"]
     numbers.shuffle(planned)
     with open_iterator(request, n_processes=request["n_readers"], n_prefetch=2) as iterator:
         trainer = Trainer(iterator, request["compute_ms"])
@@ -119,9 +116,6 @@ def train(request: dict) -> dict:
         hits = [trainer.hit(*each, numbers) for each in planned]
         faulthandler.cancel_dump_traceback_later()
     return {"hits": hits, "checksums": trainer.checksums, "calm_seconds": calm_seconds}
-
-
-# --- endings ----------------------------------------------------------------------------------
 
 
 def run_until_ended(request: dict) -> None:
@@ -139,7 +133,7 @@ def run_until_ended(request: dict) -> None:
     signal.pause()
 
 
-def end(request: dict, folder: Path) -> dict:
+def end(request: dict, folder: Path, ending: str) -> dict:
     """Start a program, end it, and return how long it took until all of its workers were gone."""
     program = isolated.Program(run_until_ended, request, folder)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -148,7 +142,7 @@ def end(request: dict, folder: Path) -> dict:
             raise isolated.RunFailedError(f"{program.name} did not become ready")
         children = workers(descendants(process.pid))
         start, seconds = time.monotonic(), 0.0
-        process.send_signal(ENDINGS[request["ending"]][0])
+        process.send_signal(ENDINGS[ending][0])
         while any(map(is_running, children)) and seconds < _HANG_SECONDS:
             time.sleep(_LOOK_SECONDS)
             seconds = time.monotonic() - start
@@ -156,15 +150,12 @@ def end(request: dict, folder: Path) -> dict:
     return {"children_seconds": seconds}
 
 
-# --- all --------------------------------------------------------------------------------------
-
-
-def measure(options: Options, scratch: Path) -> dict:
+def measure(options: Options) -> dict:
     made = make_photographs(PHOTOGRAPHS, options.examples)
     request = {
         **picked(options, ("examples", "seed", "compute_ms", "hits")),
         "pairs": str(made.root / "pairs.txt"), "root": str(made.root.resolve()),
-        "staging": str(scratch / "staging"),
+        "staging": str(options.scratch / "staging"),
         "capacity": int(options.examples * made.mean_bytes / 3), "n_readers": N_WORKERS["reader"],
         "n_batches": 4 * _N_WARM_UP
     }  # fmt: skip
@@ -174,15 +165,13 @@ def measure(options: Options, scratch: Path) -> dict:
     reference = isolated.call(train, {**request, **calm})["checksums"]
     wrong = np.flatnonzero(np.not_equal(sums, reference)).tolist()
     points = [{"name": name} for name in ENDINGS]
-    isolated.take_turns(
-        points, options.repeats, lambda point: end({**request, "ending": point["name"]}, scratch)
-    )
+    isolated.take_turns(points, options.repeats, lambda p: end(request, options.scratch, p["name"]))
     return {**found, "n_batches": len(sums), "wrong": wrong, "points": points}
 
 
 def hit_rows(result: dict) -> list[list[str]]:
-    calm_seconds, groups = median(result["calm_seconds"]), {}
-    for hit in sorted(result["hits"], key=itemgetter("kind", "signal")):
+    calm_seconds, groups = np.median(result["calm_seconds"]), {}
+    for hit in sorted(result["hits"], key=lambda hit: (hit["kind"], hit["signal"])):
         name = {"kind": hit["kind"], "signal": hit["signal"]}
         runs = groups.setdefault(tuple(name.values()), {**name, "runs": []})["runs"]
         runs.append({**hit, "lost_seconds": max(hit["recover_seconds"] - calm_seconds, 0.0)})
@@ -202,7 +191,7 @@ def faults(result: dict) -> list[str]:
 
 
 TARGETS: tuple[Wanted, ...] = tuple(
-    (f"all children gone after {name}", "s", seconds, (name,), itemgetter("children_seconds"))
+    (f"all children gone after {name}", "s", seconds, (name,), "children_seconds")
     for name, (_, seconds) in ENDINGS.items()
 )
 TABLES = {"hits": hit_rows}

@@ -1,11 +1,7 @@
 """What a search of settings finds on the digits, beside a grid of twice as many trials."""
 
-from __future__ import annotations
-
-import itertools
 import json
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -53,7 +49,7 @@ def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
     rates = np.geomspace(rate["low"], rate["high"], _N_RATES).tolist()
     batches = np.linspace(batch["low"], batch["high"], _N_BATCHES).round().astype(int).tolist()
     found, usual = [], {"metrics": ("accuracy",), "seed": 0, "restart": True, **tables["settings"]}
-    for number, (rate, batch) in enumerate(itertools.product(rates, batches)):
+    for number, (rate, batch) in enumerate((r, b) for r in rates for b in batches):
         settings = {**usual, "learning_rate": rate, "batch": batch}
         try:
             *_, last = train(*words, out=str(data / f"grid/{number}"), **settings)
@@ -65,16 +61,15 @@ def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
     return found
 
 
-def measure(options: Options, scratch: Path) -> dict:
-    make_digits(scratch)
-    points, seeds = [{"name": "digits"}], itertools.count(options.seed)
+def measure(options: Options) -> dict:
+    make_digits(options.scratch)
 
-    def run(_point: dict) -> dict:
-        request = {"folder": scratch, "trials": options.trials, "seed": next(seeds)}
+    def run(point: dict) -> dict:
+        seed = options.seed + len(point.get("runs", ()))
+        request = {"folder": options.scratch, "trials": options.trials, "seed": seed}
         return isolated.call(compare, request)
 
-    isolated.take_turns(points, options.repeats, run)
-    return {"points": points, "data": DATA}
+    return {"points": isolated.take_turns([{"name": "digits"}], options.repeats, run), "data": DATA}
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -82,7 +77,7 @@ def rows(result: dict) -> list[list[str]]:
     runs = result["points"][0]["runs"]
     for kind in ("grid", "search"):
         best = ", ".join(f"{run[kind]['best']:.4f}" for run in runs)
-        middle = median(value for run in runs for value in run[kind]["all"])
+        middle = np.median([run[kind]["all"] for run in runs])
         table.append([kind, str(runs[0][kind]["n"]), best, f"{middle:.3f}"])
     return table
 

@@ -5,14 +5,11 @@ page-locked slots beside a copy by the trainer. Compared is what is installed: P
 CuPy, or both.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import itertools
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, NotPossibleError, option, picked, require
-from bench.harness.tables import Wanted, share_of
+from bench.harness.tables import Wanted
 
 MEANINGS = {
     "overlap-torch": "ours for PyTorch, slots page-locked",
@@ -196,7 +193,7 @@ def frameworks(_request: dict) -> dict:
     return {"found": [*names], "gpu": next(iter(names.values()), "")}
 
 
-def measure(options: Options, _scratch: Path) -> dict:
+def measure(options: Options) -> dict:
     there = {"found": ["torch", "cupy"], "gpu": "the trainer"}
     if options.device == "gpu":
         there = isolated.call(frameworks, {})
@@ -224,7 +221,7 @@ def faults(result: dict) -> list[str]:
 _HALVES = ("flat out", "with a step")
 _PAIRS = [("PyTorch's", "torch", "overlap-torch"), ("Chainer's", "multiprocess", "overlap")]
 TARGETS: list[Wanted] = [
-    (f"{words} {name}, {half}", "", None, [f"{loader}, {half}" for loader in pair], share_of(key))
+    (f"{words} {name}, {half}", "", None, [f"{loader}, {half}" for loader in pair], key)
     for name, *pair in _PAIRS
     for half in _HALVES
     for words, key in (("times as fast as", "batch_ms"), ("trainer's CPU beside", "trainer_cpu_ms"))

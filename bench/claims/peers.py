@@ -6,8 +6,6 @@ and one client on this machine. All run on its cores, so the store is slow enoug
 ``peers-fast-store`` shows where it is not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -18,8 +16,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -120,28 +116,26 @@ def run_epochs(
     usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
     spec = replace(spec, **{**usual, **asked})
     ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes)
-    idle_cpu_seconds = sum(rank["idle_cpu_seconds"] for rank in ranks)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
-        "first_seconds": mean(rank["start_seconds"] for rank in ranks),
-        "idle_cpu_share": idle_cpu_seconds / n_nodes / _IDLE_SECONDS,
+        "first_seconds": np.mean([rank["start_seconds"] for rank in ranks]),
+        "idle_cpu_share": sum(rank["idle_cpu_seconds"] for rank in ranks) / n_nodes / _IDLE_SECONDS,
     }
 
 
-def measure(options: Options, scratch: Path) -> dict:
-    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
+def measure(options: Options) -> dict:
+    found = measure_epochs(options) if "epochs" in options.parts else {}
     if "serving" in options.parts:
         points = [{"size_bytes": size, "kind": kind} for size in _FILE_BYTES for kind in _SERVED]
         n_bytes, n_rounds, n_repeats = (10**7, 1, 1) if options.quick else (5 * 10**7, 20, 5)
-        common = {"n_bytes": n_bytes, "n_rounds": n_rounds, "scratch": scratch}
-        isolated.call_in_turns(points, n_repeats, take_served, **common)
-        found["serving"] = points
+        common = {"n_bytes": n_bytes, "n_rounds": n_rounds, "scratch": options.scratch}
+        found["serving"] = isolated.call_in_turns(points, n_repeats, take_served, **common)
     return found
 
 
-def measure_epochs(options: Options, scratch: Path) -> dict:
-    base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
+def measure_epochs(options: Options) -> dict:
+    base, facts = prepare(options, options.examples * max(_TIMES.values()))
     kinds = {kind for kind in options.kinds if kind != "torch" or is_installed("torch")}
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
@@ -153,8 +147,7 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
         n_ranks = _N_RANKS // point["nodes"]
         return run_epochs(spec, n_ranks, point["nodes"], point["fraction"], **KINDS[point["kind"]])
 
-    isolated.take_turns(points, options.repeats, run)
-    return {**facts, "points": points}
+    return {**facts, "points": isolated.take_turns(points, options.repeats, run)}
 
 
 def _mean(key: str, epochs: slice, point: dict) -> str:
@@ -221,8 +214,8 @@ def take_served(request: dict) -> dict:
         server.kill()
         server.join()
     n_sent = n_files * n_rounds
-    rate = n_sent * size_bytes / seconds / 1e6
-    return {"mb_per_s": rate, "cpu_us": used_seconds / n_sent * 1e6}
+    mb_per_s = n_sent * size_bytes / seconds / 1e6
+    return {"mb_per_s": mb_per_s, "cpu_us": used_seconds / n_sent * 1e6}
 
 
 def _serve_files(directory: str, names: list[str], size: int, listener: socket.socket) -> None:

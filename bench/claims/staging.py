@@ -5,17 +5,12 @@ There are three experiments, by ``--part``; those that are published have names 
 ``large-files`` of sizes.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
 import tempfile
 import time
-from itertools import product
-from operator import itemgetter
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -68,7 +63,8 @@ def points_of(options: Options) -> list[dict]:
         usual["n_batches"] = options.files // options.batch_size
         return [
             {"open_ms": ms, "open_seconds": ms / 1e3, "reads_in_flight": reads, **usual}
-            for ms, reads in product(options.latencies_ms, (None, *options.reads))
+            for ms in options.latencies_ms
+            for reads in (None, *options.reads)
         ]
     usual = {"mount": "given", "order": "own", "n_epochs": 1}
     if options.part == "evicting":
@@ -82,27 +78,28 @@ def points_of(options: Options) -> list[dict]:
     ]  # fmt: skip
 
 
-def spec_with_files(point: dict, options: Options, scratch: Path) -> RunSpec:
+def spec_with_files(point: dict, options: Options) -> RunSpec:
     """Return the run that stages the files of a point, once they are there."""
     n_files = point.get("n_examples", options.files)
     if size := point.get("file_bytes"):
-        options.root = scratch / f"source-{size}"
+        options.root = options.scratch / f"source-{size}"
         options.pairs = options.root.with_suffix(".txt")
-        require_room(scratch, 3 * n_files * size)  # beside the source what is staged, and copied
+        # Beside the source there is what is staged, and copied.
+        require_room(options.scratch, 3 * n_files * size)
         if not options.pairs.exists():  # of many small ones, most are links to the others
             make_files(options.root, n_files, size, 500 if options.part == "reads" else n_files)
-    spec, _facts = prepare(options, scratch, n_files)
+    spec, _facts = prepare(options, n_files)
     return spec_of(spec, {"is_decoding": False, "n_readers": options.readers, **point})
 
 
-def measure(options: Options, scratch: Path) -> dict:
+def measure(options: Options) -> dict:
     points = points_of(options)
-    specs = {id(point): spec_with_files(point, options, scratch) for point in points}
+    specs = {id(point): spec_with_files(point, options) for point in points}
 
     def run(point: dict) -> dict:
         name, spec = point.get("name", ""), specs[id(point)]
         if name in STATES:
-            request = {"name": name, "local": scratch, "n_files": options.files}
+            request = {"name": name, "local": options.scratch, "n_files": options.files}
             return isolated.call(drive, request)
         return copy(spec) if name.startswith("cp") else stage(spec)
 
@@ -188,8 +185,8 @@ def rate(run: dict[str, float]) -> float:
 
 TARGETS: tuple[Wanted, ...] = (
     ("evicting, in the pipeline", "µs", 20, ("whole", "part"), evicting_us),
-    *((f"evicting, store, {each}", "µs", 20, (each,), itemgetter("evict_us")) for each in STATES),
-    ("claiming, writing and publishing, dirty", "µs", None, ("dirty",), itemgetter("stage_us")),
+    *((f"evicting, store, {each}", "µs", 20, (each,), "evict_us") for each in STATES),
+    ("claiming, writing and publishing, dirty", "µs", None, ("dirty",), "stage_us"),
     *((f"bytes for CPU, {mb:g} MB, of cp", "", 0.9, (f"stage, {mb:g} MB", f"cp, {mb:g} MB"),
        lambda staged, copied: rate(staged) / rate(copied)) for mb in (s / 1e6 for s in _SIZES)),
 )  # fmt: skip
@@ -203,7 +200,7 @@ _SETTINGS = {
 _OF_SIZES = {
     "way": "{name}",
     "files": "{n_examples}",
-    "MB for a CPU second": lambda point: f"{median(map(rate, point['runs'])) / 1e6:.0f}",
+    "MB for a CPU second": lambda point: f"{np.median([*map(rate, point['runs'])]) / 1e6:.0f}",
     "µs of CPU for a file": lambda p: f"{median_of(p, 'seconds') / p['n_examples'] * 1e6:.0f}",
 }
 TABLES = {

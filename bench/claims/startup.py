@@ -1,9 +1,6 @@
 """How long a loader takes to start, and how much memory each of its processes has of its own."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
@@ -19,7 +16,7 @@ class Options(MountOptions):
     batches: int = option(100, "before memory is measured", quick=8)
 
 
-def measure(options: Options, scratch: Path) -> dict:
+def measure(options: Options) -> dict:
     points = [
         # The stock iterator is slow on the slow store: a quarter has to do.
         {"loader": loader, "n_readers": n_readers, "n_examples": n_examples,
@@ -27,7 +24,7 @@ def measure(options: Options, scratch: Path) -> dict:
         for n_examples in options.lengths for n_readers in options.readers
         for loader in ("overlap", "slow")
     ]  # fmt: skip
-    return run_points(options, scratch, points, options.files, order="own")
+    return run_points(options, points, options.files, order="own")
 
 
 def _megabytes(kind: str, point: dict) -> str:

@@ -1,13 +1,10 @@
 """How long a start takes when many files are staged, in whatever state they were left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
 import subprocess
 from contextlib import closing
-from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
@@ -60,7 +57,8 @@ def leave(request: dict) -> dict:
     return {}
 
 
-def measure(options: Options, scratch: Path) -> dict:
+def measure(options: Options) -> dict:
+    scratch = options.scratch
     require_room(scratch, options.files * BLOCK_BYTES)
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
@@ -85,8 +83,7 @@ def measure(options: Options, scratch: Path) -> dict:
         return isolated.call(run_loader, spec)
 
     points = [{"name": state} for state in STATES]
-    isolated.take_turns(points, options.repeats, run)
-    return {"points": points}
+    return {"points": isolated.take_turns(points, options.repeats, run)}
 
 
 TARGETS: tuple[Wanted, ...] = tuple(

@@ -9,11 +9,7 @@ by an earlier one. Fewer are built where a rate is low or steady: the table says
     python -m bench --source /lustre/imagenet --pairs /lustre/imagenet/pairs.txt
 """
 
-from __future__ import annotations
-
 import os
-from operator import itemgetter
-from pathlib import Path
 from textwrap import fill
 
 from bench.harness.machine import is_installed
@@ -82,14 +78,14 @@ def points_of(options: Options) -> list[dict]:
     ]  # fmt: skip
 
 
-def measure(options: Options, scratch: Path) -> dict:
+def measure(options: Options) -> dict:
     loaders = [name for name in options.loaders if name not in ("floor", "ceiling")]
     require(*(package_of(name).split(".")[0] for name in loaders))
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
     # Where the reads are given, all prefetchers are started, also those beyond the cores.
     n_reads = _SWEPT_READS if options.sweep else None
-    return run_points(options, scratch, points, n_examples, reads_in_flight=n_reads)
+    return run_points(options, points, n_examples, reads_in_flight=n_reads)
 
 
 _VARIED = {"n_prefetchers": "prefetchers", "n_readers": "file readers"}
@@ -114,7 +110,7 @@ def marks(result: dict) -> list[tuple]:
              [run[_RATE] for run in point["runs"]])
             for point in sorted(result["points"], key=lambda point: median_of(point, _RATE))
         ]  # fmt: skip
-    points, found = sorted(result["points"], key=itemgetter(*_VARIED)), []
+    points, found = sorted(result["points"], key=lambda point: [*map(point.get, _VARIED)]), []
     for varied, fixed in (_VARIED, reversed(_VARIED)):
         title = f"Seconds of a reader by {_VARIED[varied]}; {_SWEEP[fixed]} {_VARIED[fixed]}"
         found += [

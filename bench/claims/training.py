@@ -1,13 +1,10 @@
 """Training with `overlapiter train`: scaling, hidden validation, the server's updates, a death."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -129,10 +126,8 @@ def run(point: dict) -> dict:
         return isolated.call(rank, request, job, most_seconds=600, **threads)
 
 
-def measure(options: Options, _scratch: Path) -> dict:
-    points = points_of(options)
-    isolated.take_turns(points, options.repeats, run)
-    return {"points": points}
+def measure(options: Options) -> dict:
+    return {"points": isolated.take_turns(points_of(options), options.repeats, run)}
 
 
 def _speed(run: dict, one_worker: dict) -> float:
@@ -155,7 +150,7 @@ def _hideable(none: dict, inline: dict) -> float:
 
 _VALIDATED = ("validation inline", _NONE)
 #: By kind of point: words for its figure, what it is compared with, and what makes it of the runs.
-_KINDS: dict[str, tuple[str, tuple[str, ...], Callable[..., float]]] = {
+_KINDS = {
     "scaling": ("{:.2f} times", ("{does}, 1 workers",), _speed),
     "hidden": ("{:.0%} hidden", _VALIDATED, _hidden),
     "none": ("{:.2f} s of validation to hide", _VALIDATED[:1], _hideable),

@@ -1,10 +1,7 @@
 """A benchmark of a published claim, and its way from the command line to JSON, table and figure."""
 
-from __future__ import annotations
-
 import compileall
 import datetime
-import functools
 import importlib
 import json
 import os
@@ -12,7 +9,6 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,7 +85,7 @@ def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int
     """Do all runs of a claim, write, draw and print the result; return the exit status."""
     is_json, words = "--json" in arguments, [word for word in arguments if word != "--json"]
     # For machines the result itself is all that is on standard output.
-    tell = functools.partial(print, file=sys.stderr if is_json else sys.stdout)
+    out = sys.stderr if is_json else sys.stdout
     options, claim, commit = parse(name, words, planned), claim_of(name), commit_facts()
     require(*getattr(claim, "NEEDS", ("chainer",)))
     if options.cores:
@@ -103,8 +99,9 @@ def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int
     # Removed at the end only: ext4 creates files up to ten times as slowly for a minute after that.
     place = {"prefix": f"{name}-", "dir": options.local.resolve(), "ignore_cleanup_errors": True}
     with tempfile.TemporaryDirectory(**place) as scratch:
-        before_runs[1:] = [filler(Path(scratch))] * (options.fill_memory and is_lent())
-        disk, found = file_system_of(scratch).kind, claim.measure(options, Path(scratch))
+        options.scratch = Path(scratch)
+        before_runs[1:] = [filler(options.scratch)] * (options.fill_memory and is_lent())
+        disk, found = file_system_of(scratch).kind, claim.measure(options)
     if found is None:  # one of several ranks, which has nothing to say
         return 0
     date, command = began.isoformat(timespec="seconds"), command_of(name, [*planned, *words])
@@ -114,11 +111,11 @@ def run(name: str, arguments: Sequence[str], planned: Sequence[str] = ()) -> int
     result = with_targets({**facts, **found})
     options.out.write_text(json.dumps(result) + "\n")
     written = os.path.relpath(options.out)
-    tell(f"{head(result)}\n\n{text_of(result)}\n\nEvery number is in {written}.")
+    print(f"{head(result)}\n\n{text_of(result)}\n\nEvery number is in {written}.", file=out)
     for figure in draw([options.out]):
-        tell(f"A figure: {os.path.relpath(figure)}")
+        print(f"A figure: {os.path.relpath(figure)}", file=out)
     faults = claim.faults(result) if hasattr(claim, "faults") else []
-    tell("".join(f"FAULT: {text}\n" for text in faults), end="")
+    print("".join(f"FAULT: {text}\n" for text in faults), end="", file=out)
     if is_json:
         print(json.dumps(result))
     return int(bool(faults))
@@ -128,10 +125,8 @@ def _try_to_write(path: Path) -> None:
     """End the program now, and not after an hour of measuring, if a file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        was_there = path.exists()
-        path.open("a").close()
-        if not was_there:
-            path.unlink(missing_ok=True)  # unless another rank has done so
+        with path.open("a") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
+            pass
     except OSError as error:
         sys.exit(f"the result cannot be written: {error}; give another --out")
 
@@ -139,7 +134,7 @@ def _try_to_write(path: Path) -> None:
 def command_of(name: str, arguments: Sequence[str]) -> str:
     """Return a command as it may be published: places of the user's own are left out."""
     split = (word.split("=", 1) if word.startswith("--") else [word] for word in arguments)
-    words = [Path(word).name if word.startswith("/") else word for word in chain(*split)]
+    words = [Path(w).name if w.startswith("/") else w for pair in split for w in pair]
     while "--out" in words:
         place = words.index("--out")
         del words[place : place + 2]

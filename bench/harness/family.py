@@ -1,12 +1,9 @@
 """Processes of a program: which there are, and what CPU time and memory each kind uses."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable
 
 import psutil
 
@@ -40,7 +37,7 @@ def descendants(pid: int) -> list[psutil.Process]:
     return []
 
 
-def kinds_of(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+def kinds_of(family: list[psutil.Process]) -> dict[psutil.Process, str]:
     """Return the kind of each process of a family, empty for those that are none of ours."""
     named, parents = {}, {}
     for process in family:
@@ -55,7 +52,7 @@ def kinds_of(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
     return kinds
 
 
-def workers(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
+def workers(family: list[psutil.Process]) -> dict[psutil.Process, str]:
     """Return those of a family that are workers, with their kind, the ended ones included."""
     return {process: kind for process, kind in kinds_of(family).items() if kind in WORKERS}
 

@@ -1,15 +1,10 @@
 """What the figures of all benchmarks share."""
 
-from __future__ import annotations
-
 import matplotlib
 
 matplotlib.use("Agg")  # draws into files, with or without a display
 
-import itertools
-from collections.abc import Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -25,7 +20,7 @@ plt.style.use(Path(__file__).with_suffix(".mplstyle"))
 Series = dict[str, dict[Any, dict]]
 
 
-def draw(claim: ModuleType, result: dict, path: Path) -> list[Path]:
+def draw(claim: Any, result: dict, path: Path) -> list[Path]:
     """Draw the ``marks`` of a claim, if there are some, with one legend below; return the file.
 
     A mark is the title of a panel, the label of a series, a place, and the values there of all
@@ -45,10 +40,11 @@ def draw(claim: ModuleType, result: dict, path: Path) -> list[Path]:
     figure, grid = plt.subplots(1, len(panels), **shape)
     handles: dict[str, Any] = {}
     for axes, (title, series) in zip(np.atleast_1d(grid), panels.items(), strict=True):
-        if isinstance(next(itertools.chain(*series.values())), str):
-            _bars(axes, series, is_stacked=is_stacked)
+        places = [*dict.fromkeys(place for spreads in series.values() for place in spreads)]
+        if isinstance(places[0], str):
+            _bars(axes, series, places, is_stacked=is_stacked)
         else:
-            _lines(axes, series)
+            _lines(axes, series, places)
         axes.set_title(title, loc="left")
         axes.set(**settings)
         shown, labels = axes.get_legend_handles_labels()
@@ -68,33 +64,32 @@ def draw(claim: ModuleType, result: dict, path: Path) -> list[Path]:
     return [path]
 
 
-def _errors(spreads: Iterable[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
+def _errors(spreads: dict[Any, dict]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the medians of spreads, and the distances of minimum and maximum from them."""
-    low, middle, high = np.transpose([[s["min"], s["median"], s["max"]] for s in spreads])
+    low, middle, high = np.transpose([[s["min"], s["median"], s["max"]] for s in spreads.values()])
     return middle, [middle - low, high - middle]
 
 
-def _lines(axes: Axes, series: Series) -> None:
-    if all(isinstance(place, int) for spreads in series.values() for place in spreads):
+def _lines(axes: Axes, series: Series, places: list) -> None:
+    if all(isinstance(place, int) for place in places):
         axes.xaxis.get_major_locator().set_params(integer=True)
     for label, spreads in series.items():
         style = {"marker": "o", "markersize": 4, "label": label, "capsize": 3}
-        axes.errorbar([*spreads], *_errors(spreads.values()), **style)
+        axes.errorbar([*spreads], *_errors(spreads), **style)
 
 
-def _bars(axes: Axes, series: Series, *, is_stacked: bool) -> None:
+def _bars(axes: Axes, series: Series, groups: list[str], *, is_stacked: bool) -> None:
     if len(series) == 1:  # they lie, so there is room for their names
         ((label, spreads),) = series.items()
-        middle, bars = _errors(spreads.values())
+        middle, bars = _errors(spreads)
         lying = axes.barh([*spreads], middle, 0.62, xerr=bars, capsize=3, label=label)
         axes.bar_label(lying, fmt="{:,.0f}", padding=4)
         axes.grid(visible=False, axis="y")
         return
-    groups = [*dict.fromkeys(itertools.chain(*series.values()))]
     n_beside = 1 if is_stacked else len(series)
     width, tops = 0.8 / n_beside, dict.fromkeys(groups, 0.0)
     for number, (label, spreads) in enumerate(series.items()):
-        middle, bars = _errors(spreads.values())
+        middle, bars = _errors(spreads)
         first = (number % n_beside - (n_beside - 1) / 2) * width
         places = [groups.index(group) + first for group in spreads]
         bottom = [tops[group] for group in spreads]

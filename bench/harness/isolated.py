@@ -3,23 +3,17 @@
 Request and answer are files: an orphan that kept a pipe open would block its parent.
 """
 
-from __future__ import annotations
-
-import itertools
 import json
 import os
 import pickle
-import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-_numbers = itertools.count()
 #: Called before each of the runs that take turns.
 before_runs: list[Callable[[], None]] = [os.sync]  # what is not written yet would slow a run down
 #: What a run that is asked to end has for that.
@@ -38,8 +32,8 @@ class Program:
 
     def __init__(self, function: Callable, request: object, folder: str | os.PathLike[str]) -> None:
         self.name = f"{function.__module__}:{function.__name__}"
-        stem = Path(folder, f"{function.__name__}-{next(_numbers)}")
-        asked, self._answer = stem.with_suffix(".request"), stem.with_suffix(".answer")
+        own = Path(tempfile.mkdtemp(prefix=f"{function.__name__}-", dir=folder))
+        asked, self._answer = own / "request", own / "answer"
         asked.write_bytes(pickle.dumps((function, request)))
         module = [sys.executable, "-W", "ignore", "-m", "bench.harness.isolated"]
         self.command = [*module, str(asked), str(self._answer)]
@@ -47,7 +41,7 @@ class Program:
     def answer(self, status: int) -> dict:
         """Return what the function returned, once its process has ended well, with this status."""
         if status != 0 or not self._answer.exists():
-            raise RunFailedError(f"{self.name} ended with {status}: {shlex.join(self.command)}")
+            raise RunFailedError(f"{self.name} ended with {status}: {' '.join(self.command)}")
         return json.loads(self._answer.read_text())
 
 
@@ -93,30 +87,22 @@ def launch(
     return command
 
 
-# --- in turns -----------------------------------------------------------------------------------
-
-
-def progress_bar(total: int, unit: str) -> Any:
-    """Return a bar on standard error, which shows nothing where that is no terminal."""
-    from tqdm import tqdm  # not in the workers, which import this module, too
-
-    tqdm.monitor_interval = 0  # no thread beside what is measured
-    return tqdm(total=total, unit=unit, disable=None)
-
-
 def name_of(point: dict) -> str:
     """Return how a point is called in short; empty if it has no name."""
     return point.get("name") or point.get("loader", "")
 
 
-def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
-    """Run every point so many times, and add what each run gives to the ``runs`` of its point.
+def take_turns(points: list[dict], n_repeats: int, run: Callable[[dict], object]) -> list[dict]:
+    """Run every point so many times; return them with what each run gave, added to their ``runs``.
 
     There and back, so that a drift of the machine's speed favours no point.
     """
+    from tqdm import tqdm  # not in the workers, which import this module, too
+
+    tqdm.monitor_interval = 0  # no thread beside what is measured
     n_runs = len(points) * n_repeats
     print(f"{n_runs} runs follow", file=sys.stderr, flush=True)  # there may be no progress bar
-    with progress_bar(n_runs, "run") as progress:
+    with tqdm(total=n_runs, unit="run", disable=None) as progress:
         for repeat in range(n_repeats):
             for point in points[:: (-1) ** repeat]:
                 progress.set_description(name_of(point))
@@ -124,16 +110,14 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
                     prepare()
                 point.setdefault("runs", []).append(run(point))
                 progress.update()
+    return points
 
 
 def call_in_turns(
-    points: Sequence[dict], n_repeats: int, function: Callable[[dict], dict], **common: object
-) -> None:
+    points: list[dict], n_repeats: int, function: Callable[[dict], dict], **common: object
+) -> list[dict]:
     """Call a function in turns with a point and ``common``, each time in a process of its own."""
-    take_turns(points, n_repeats, lambda point: call(function, {**common, **point, "runs": None}))
-
-
-# --- the end ------------------------------------------------------------------------------------
+    return take_turns(points, n_repeats, lambda p: call(function, {**common, **p, "runs": None}))
 
 
 class EndedError(SystemExit):

@@ -1,7 +1,5 @@
 """Facts about commit and machine that a result needs; nothing that identifies the machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

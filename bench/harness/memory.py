@@ -5,8 +5,6 @@ bring it. A node of a cluster has its memory. So what is free is filled with pag
 Linux takes back for little where it needs them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The options of a benchmark: a dataclass, of which the command line is made."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os
@@ -60,6 +58,7 @@ class CommonOptions:
     """What every benchmark takes; a class of its own adds to it, or only changes defaults."""
 
     fixed = ()  # names of options of the classes above that it would ignore
+    scratch = Path()  # an empty folder on the fast disk, while it is measured; no argument
     out: Path = option(Path(), "JSON file (bench/results/own)")
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
     repeats: int = option(3, "interleaved runs of each", quick=1)
@@ -94,8 +93,8 @@ class CommonOptions:
 
 def quick_of(options: type[CommonOptions]) -> dict[str, Any]:
     """Return the values with which a benchmark only shows that it runs, by name."""
-    known = {field.name: field.metadata for field in dataclasses.fields(options)}
-    return {name: metadata["quick"] for name, metadata in known.items() if "quick" in metadata}
+    fields = dataclasses.fields(options)
+    return {each.name: each.metadata["quick"] for each in fields if "quick" in each.metadata}
 
 
 def parser_of(options: type[CommonOptions], program: str, text: str) -> argparse.ArgumentParser:

@@ -1,10 +1,6 @@
 """The store driven directly, without a pipeline: only in a process that does not fork later."""
 
-from __future__ import annotations
-
-import os
 import secrets
-from collections.abc import Iterable, Sequence
 
 from overlapiter.store.extents import Extent, checksum_of
 from overlapiter.store.places import write_files
@@ -19,13 +15,13 @@ def store_in(directory: str, source: str = "/nowhere") -> Store:
     return Store(Site(directory), source, Run(secrets.randbits(62), {"command": "bench"}))
 
 
-def wanted_of(store: Store, names: Iterable[str]) -> list[Wanted]:
+def wanted_of(store: Store, names: list[str]) -> list[Wanted]:
     """Return the files that have these paths below the source root."""
-    paths = [os.path.join(store.source, name) for name in names]
+    paths = [f"{store.source}/{name}" for name in names]
     return [Wanted(store.key_of(path), path) for path in paths]
 
 
-def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
+def stage_bytes(store: Store, names: list[str], data: bytes) -> list[int]:
     """Stage files that all contain the same, by paths below the source root; return their keys.
 
     If ``data`` is empty, a block is charged and nothing is written.

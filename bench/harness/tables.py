@@ -1,16 +1,11 @@
 """What follows from the numbers of runs: medians, targets that are met or missed, tables."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 Rows = Sequence[Sequence[str]]
-
-ItemT = TypeVar("ItemT")
 
 #: Student's t for 95% on both sides, by the number of values; at most 2.23 for more.
 _STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -19,7 +14,7 @@ _STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.3
 def spread(values: Iterable[float | None]) -> dict[str, float]:
     """Return median, minimum and maximum; they are NaN where one was not measured, but is None."""
     found = list(values)
-    found = [math.nan] if None in found else found
+    found = [float("nan")] if None in found else found
     return {"median": median(found), "min": min(found), "max": max(found)}
 
 
@@ -35,14 +30,9 @@ def median_of(point: dict, key: str) -> float:
     return spread(run[key] for run in point["runs"])["median"]
 
 
-def by_repeat(value_of: Callable[..., float], *runs: Sequence[dict]) -> list[float]:
-    """Return what a function makes of the runs of each repeat, since a machine's speed drifts."""
-    return [value_of(*each) for each in zip(*runs, strict=True)]
-
-
-def share_of(key: str) -> Callable[[dict, dict], float]:
-    """Return what gives a number of a run as a share of that of another one."""
-    return lambda run, other: run[key] / other[key]
+def number_of(key: str) -> Callable[..., float]:
+    """Return what gives a number of a run, or where there are two, as a share of the other's."""
+    return lambda run, *others: run[key] / others[0][key] if others else run[key]
 
 
 class _OfRuns(SimpleNamespace):
@@ -61,21 +51,20 @@ class _Facts(dict[str, Any]):
 
 #: The columns of a table: of each its head, and what makes the cell of an item: a function, or of a
 #: point a format, in which a number of its runs is their median, or as ``{x.min}`` their minimum.
-Columns = Mapping[str, str | Callable[[ItemT], object]]
+Columns = Mapping[str, str | Callable[[Any], object]]
 
 
-def table(items: Iterable[ItemT], columns: Columns[ItemT]) -> Rows:
+def table(items: Iterable[Any], columns: Columns) -> Rows:
     """Return a header and a row for each item, with ``-`` for a number that was not measured."""
 
-    def cell(item: ItemT, column: str | Callable[[ItemT], object]) -> str:
+    def cell(item: Any, column: str | Callable[[Any], object]) -> str:
         text = column.format_map(_Facts(item)) if isinstance(column, str) else str(column(item))
         return "-" if text == "nan" else text
 
-    rows = [[cell(item, column) for column in columns.values()] for item in items]
-    return [list(columns), *rows]
+    return [list(columns), *([cell(item, each) for each in columns.values()] for item in items)]
 
 
-def rows_in(result: dict, kind: Columns[dict] | Callable[[dict], Rows]) -> Rows:
+def rows_in(result: dict, kind: Columns | Callable[[dict], Rows]) -> Rows:
     """Return a table of a result, of which a claim has the columns, or what makes the rows."""
     return kind(result) if callable(kind) else table(result.get("points", ()), kind)
 
@@ -90,8 +79,8 @@ def markdown(rows: Rows) -> str:
 
 #: What it is; its unit; what is wanted, the most where there is a unit, else the least, or None
 #: where the number only explains others; the names of what is compared; and what makes a number of
-#: their runs in one repeat.
-Wanted = tuple[str, str, float | None, Sequence[Hashable], Callable[..., float]]
+#: their runs in one repeat, or its name in a run, or in both of two, whose ratio it is.
+Wanted = tuple[str, str, float | None, Sequence[Hashable], str | Callable[..., float]]
 
 
 def compared(targets: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) -> list[dict]:
@@ -99,7 +88,9 @@ def compared(targets: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]])
     found = []
     for what, unit, wanted, names, value_of in targets:
         if runs.keys() >= set(names):
-            values = by_repeat(value_of, *map(runs.get, names))
+            compare = number_of(value_of) if isinstance(value_of, str) else value_of
+            # Within a repeat, since a machine's speed drifts.
+            values = [compare(*each) for each in zip(*map(runs.get, names), strict=True)]
             over, is_met = spread(values), None
             if wanted is not None:
                 is_met = over["median"] <= wanted if unit else over["median"] >= wanted

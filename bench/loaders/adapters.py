@@ -3,8 +3,6 @@
 Each takes what is asked, the data set, and of a rank its part.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import os
@@ -37,7 +35,8 @@ class Loader:
 
     next_batch: Callable[[], list[Example]]
     close: Callable[[], object]  # ends all processes
-    is_new_epoch: Callable[[], bool] = lambda: False  # whether the last mini-batch ended an epoch
+    # Whether the last mini-batch ended an epoch: asked once after each, if at all.
+    is_new_epoch: Callable[[], bool] = lambda: False
     statistics: Callable[[], dict[str, float]] = dict  # what it counts itself
     concat: Callable[[list[Example], int], tuple] | None = None
 
@@ -100,23 +99,16 @@ def open_synthetic(spec: RunSpec, dataset: Any, part: Part) -> Loader:
     """Make a few mini-batches, which come again and again; to be done before the clock starts."""
     from chainer.dataset import concat_examples
 
-    n_taken, n_examples = 0, len(dataset)
+    n_examples = len(dataset)
     if hasattr(part.sampler, "of_epoch"):
         n_examples = len(part.sampler.of_epoch(0, len(dataset)))
     batch = [dataset[i % len(dataset)] for i in range(spec.batch_size)]
     # Each of them has not been used for a while.
     arrays = itertools.cycle([concat_examples(batch, part.device) for _ in range(_N_PREPARED)])
-
-    def next_batch() -> list[Example]:
-        nonlocal n_taken
-        n_taken += 1
-        return batch
-
-    def is_new_epoch() -> bool:
-        return n_taken * len(batch) % n_examples < len(batch)
-
-    told = {"is_new_epoch": is_new_epoch, "concat": lambda _batch, _device: next(arrays)}
-    return Loader(next_batch, lambda: None, **told)
+    n_taken = itertools.count(len(batch), len(batch))
+    told = {"is_new_epoch": lambda: next(n_taken) % n_examples < len(batch)}
+    told["concat"] = lambda _batch, _device: next(arrays)
+    return Loader(lambda: batch, lambda: None, **told)
 
 
 # --- of PyTorch -----------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Data sets of files, which are made, copied or read as a whole, and checks of their examples."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import zlib
@@ -62,11 +60,8 @@ def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -
     paths = list(paths)
     for folder in {os.path.dirname(path) for path in paths}:
         os.makedirs(os.path.join(target, folder), exist_ok=True)
-
-    def copy(file: IO[bytes], path: str) -> None:
-        Path(target, path).write_bytes(file.read())
-
-    for_each(paths, source, copy, n_streams)
+    copies = Path(target)
+    for_each(paths, source, lambda file, path: (copies / path).write_bytes(file.read()), n_streams)
 
 
 def read_files(paths: Iterable[str], root: str) -> None:
@@ -77,11 +72,9 @@ def read_files(paths: Iterable[str], root: str) -> None:
 
 def forget_files(paths: Sequence[str], root: str) -> None:
     """Have the page cache drop every file, so that a read of it asks the store."""
-
-    def forget(file: IO[bytes], _path: str) -> None:
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-    for_each(paths, root, forget)  # such a store takes long to open each of them
+    # By threads: such a store takes long to open each of them.
+    advise, dropped = os.posix_fadvise, os.POSIX_FADV_DONTNEED
+    for_each(paths, root, lambda file, _path: advise(file.fileno(), 0, 0, dropped))
 
 
 def for_each(paths: Sequence[str], root: str, function: Callable, n_threads: int = 64) -> None:
@@ -105,10 +98,7 @@ def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
 
 
 def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> list[str]:
-    """Make files of one size, some of them links to others; return their paths below the root.
-
-    The list of pairs is ``root`` with ``.txt``.
-    """
+    """Make files, some of them links to others, and their list, ``root``.txt; return the paths."""
     names = [f"{number // 1000}/{number}.bin" for number in range(n_files)]
     for number, path in enumerate(map(root.joinpath, names)):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,8 @@
 """The floor and the ceiling, what no loader can beat: see bench/results/README.md, the pipeline."""
 
-from __future__ import annotations
-
 import os
 import time
-from collections import ChainMap
-from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from multiprocessing import get_context
 from typing import Any
 
@@ -44,19 +39,19 @@ def _run_loops(spec: RunSpec) -> list[tuple]:
     n_loops = max(min(len(os.sched_getaffinity(0)), spec.n_batches // 2), 1)
     parts = [range(first, spec.n_batches, n_loops) for first in range(n_loops)]
     with ProcessPoolExecutor(n_loops, get_context("fork")) as pool:
-        return list(pool.map(partial(_build, spec, dataset), parts))
+        return list(pool.map(_build, [spec] * n_loops, [dataset] * n_loops, parts))
 
 
 def _result(spec: RunSpec, start: float, reports: list[tuple], read_end: float = 0.0) -> dict:
     firsts, lasts, used, prints = zip(*reports, strict=True)
-    end, n_loops, fingerprints = max(read_end, *lasts), len(reports), ChainMap(*prints)
+    end, n_loops = max(read_end, *lasts), len(reports)
     n_images = spec.n_batches * spec.batch_size
     n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
     return NOT_MEASURED | {
         **rates(start, min(firsts), end, n_images),
         "rate_after_first": n_later / max(end - max(firsts), 1e-9),
         "cpu": {"loop": {"n_processes": n_loops, "seconds": sum(used)}},
-        "fingerprints": [fingerprints[position] for position in range(spec.n_batches)],
+        "fingerprints": [prints[at % n_loops][at] for at in range(spec.n_batches)],
     }
 
 
@@ -91,7 +86,7 @@ def bare_reader(store: Store) -> ProcessPoolExecutor:
     return process
 
 
-def read_all(root: str, paths: Sequence[str]) -> dict[str, float]:
+def read_all(root: str, paths: list[str]) -> dict[str, float]:
     """Read files below the root by 64 threads, in this order, and forget them.
 
     Returned are when that was done, on the monotonic clock, and the CPU seconds of the process.

@@ -6,8 +6,6 @@ anew over all ranks in each epoch ("global"), is so without that a rank knows wh
 ("apart"), or is that of a fixed shard for each rank ("shards").
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
@@ -89,8 +87,7 @@ def rank(request: dict) -> dict | None:
     comm.mpi_comm.Barrier()
     spec, dataset = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)
-    part = Part(comm, sampler, device)
-    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, part))
+    open_loader = cache(partial(ADAPTERS[spec.loader], spec, dataset, Part(comm, sampler, device)))
     if spec.loader == "synthetic":
         open_loader()  # before the clock starts
     comm.mpi_comm.Barrier()

@@ -1,12 +1,9 @@
 """Loaders that build the same mini-batches: rates, CPU, faults."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from statistics import median
 
 from bench.harness.isolated import name_of
-from bench.harness.tables import by_repeat, median_of, share_of, table
+from bench.harness.tables import median_of, number_of, table
 from bench.loaders.spec import LOADERS
 
 #: Kinds of processes whose CPU counts most, in this order.
@@ -22,14 +19,14 @@ _CHIEF = (
 )  # fmt: skip
 
 
-def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
+def ratio(point: dict, points: list[dict], loader: str) -> float:
     """Return how many times as fast as ``loader`` a point is, the median over the repeats.
 
     It is compared with the one that had the same number of readers, if there is one.
     """
     found = [other for other in points if other["loader"] == loader]
     other = next((p for p in found if p["n_readers"] == point["n_readers"]), found[0])
-    return median(by_repeat(share_of("images_per_second"), point["runs"], other["runs"]))
+    return median(map(number_of("images_per_second"), point["runs"], other["runs"]))
 
 
 def cpu_us(run: dict, *kinds: str) -> float:
@@ -114,8 +111,7 @@ def rate_rows(result: dict) -> list[list[str]]:
         heads |= {"torch": ("times torch", 1), "torch-local": ("times torch-local", 2)}
     for loader, (head, digits) in heads.items():
         if loader in loaders:
-            cell = f"{{:.{digits}f}}".format
-            columns[head] = lambda p, of=loader, cell=cell: cell(ratio(p, points, of))
+            columns[head] = lambda p, of=loader, n=digits: f"{ratio(p, points, of):.{n}f}"
     columns["first, s"] = "{first_batch_seconds:.2f}"
     if len({point["n_readers"] for point in points}) > 1:
         columns["readers"] = "{n_readers}"

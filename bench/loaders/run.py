@@ -1,7 +1,5 @@
 """One run of one loader, in a process of its own."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import os
@@ -10,7 +8,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -94,7 +91,7 @@ def _epochs(marks: list[dict], taken: list[tuple], losses: list[float]) -> list[
         epoch = {"start": start, "end": end, "seconds": end - start, "pids": after["pids"]}
         epoch |= {"wait_seconds": sum(waits, waited), "n_images": sum(sizes)}
         epoch |= {"opens": None, "bytes": None}  # where no store counts them
-        epoch |= {"loss": mean(losses[here])} if losses else {}
+        epoch |= {"loss": np.mean(losses[here])} if losses else {}
         counts = {key: n - before["counts"].get(key, 0) for key, n in after["counts"].items()}
         found.append(epoch | counts)
     return found

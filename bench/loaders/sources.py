@@ -1,13 +1,8 @@
 """Where the images of a benchmark are, how slow their store is, and runs over them in turns."""
 
-from __future__ import annotations
-
 import dataclasses
-import math
 import shutil
 import tempfile
-from collections.abc import Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +67,7 @@ class EpochOptions(MountOptions):
         return {"n_epochs": self.epochs, "n_readers": self.readers, "order": "own"}
 
 
-def prepare(options: MountOptions, scratch: Path, n_examples: int) -> tuple[RunSpec, dict]:
+def prepare(options: MountOptions, n_examples: int) -> tuple[RunSpec, dict]:
     """Make the images or find them; return what all runs have in common, and facts of a result."""
     pairs, place, local = options.pairs, options.source or options.root, ""
     if pairs:
@@ -83,23 +78,22 @@ def prepare(options: MountOptions, scratch: Path, n_examples: int) -> tuple[RunS
         some = [Path(place, path).stat().st_size for path, _ in read_pairs(pairs, 100)]
         mean_bytes = sum(some) / len(some)
     else:
-        made = make_photographs(PHOTOGRAPHS, n_examples)
-        pairs, place = scratch / "pairs.txt", made.root  # no more than these: there may be more
-        pairs.write_text("".join(f"{path} {label}\n" for path, label in made.pairs))
-        mean_bytes = made.mean_bytes
+        place, made, mean_bytes = make_photographs(PHOTOGRAPHS, n_examples)
+        pairs = options.scratch / "pairs.txt"  # no more than these: there may be more
+        pairs.write_text("".join(f"{path} {label}\n" for path, label in made))
         data = f"{n_examples} different JPEG files of {mean_bytes / 1e3:.1f} kB on average"
     # Some runs stage what others find staged, or copied.
-    require_room(scratch, 2 * n_examples * max(mean_bytes, BLOCK_BYTES))
+    require_room(options.scratch, 2 * n_examples * max(mean_bytes, BLOCK_BYTES))
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
     rate = f"{options.mb_per_s:g} MB/s" if options.mb_per_s else "any number of MB/s"
     store, mount = f"{kind}: {options.open_ms:g} ms per open, {rate}", options.mount
     if options.source:
-        store, mount, local = "slow store given by the user", "given", str(scratch / "local")
+        store, mount, local = "slow store given by the user", "given", f"{options.scratch}/local"
     spec = RunSpec(
-        "overlap", str(pairs.resolve()), n_examples, str(place.resolve()), str(scratch / "staged"),
-        local_root=local, mount=mount, open_seconds=options.open_ms / 1e3,
-        bytes_per_second=options.mb_per_s * 1e6 or math.inf,
-        batch_size=options.batch_size, seed=options.seed,
+        "overlap", str(pairs.resolve()), n_examples, str(place.resolve()),
+        f"{options.scratch}/staged", local_root=local, mount=mount, seed=options.seed,
+        open_seconds=options.open_ms / 1e3, batch_size=options.batch_size,
+        bytes_per_second=options.mb_per_s * 1e6 or float("inf"),
     )  # fmt: skip
     return spec, {"data": data, "store": store}
 
@@ -134,7 +128,7 @@ def capacity_of(spec: RunSpec, fraction: float) -> int:
     return int(fraction * n_blocks) * BLOCK_BYTES
 
 
-def spec_of(base: RunSpec, asked: Mapping[str, Any]) -> RunSpec:
+def spec_of(base: RunSpec, asked: dict[str, Any]) -> RunSpec:
     """Return a run with what is asked for by names of ``RunSpec``; all others are ignored.
 
     But for ``room``, the part of the data set that may be staged.
@@ -147,11 +141,11 @@ def spec_of(base: RunSpec, asked: Mapping[str, Any]) -> RunSpec:
 
 def prepare_local(specs: list[RunSpec]) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
-    longest_last = sorted(specs, key=attrgetter("n_batches"))
+    longest_last = sorted(specs, key=lambda spec: spec.n_batches)
     for spec in [s for s in longest_last if s.is_local and s.local != s.root][-1:]:
         copy_files(spec.paths(), spec.root, spec.local, n_streams=16)
     for spec in [s for s in longest_last if s.loader.endswith("-staged")][-1:]:
-        fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
+        fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": float("inf")}
         isolated.call(run_loader, dataclasses.replace(spec, **fast))
 
 
@@ -180,16 +174,14 @@ def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
     return isolated.call(run_loader, spec, most_seconds=most_seconds)
 
 
-def run_points(
-    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
-) -> dict:
+def run_points(options: MountOptions, points: list[dict], n_examples: int, **usual: object) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
     A point asks as :func:`spec_of` says, and what is usual is the same for all that say nothing
     else. If runs may take at most some seconds, the points of those that fail or take longer are
     removed and named under ``failed``; else one failure ends the benchmark.
     """
-    base, facts = prepare(options, scratch, n_examples)
+    base, facts = prepare(options, n_examples)
     specs = {}
     for point in points:
         spec = specs[id(point)] = spec_of(base, {**usual, **point})

@@ -1,8 +1,5 @@
 """What one run of one loader is asked to do, and what it reports, which is JSON."""
 
-from __future__ import annotations
-
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -101,7 +98,7 @@ class RunSpec:
     def examples(self) -> list[tuple[str, int]]:
         """Return path and label of every example."""
         pairs = read_pairs(self.pairs, self.n_examples)
-        return list(itertools.islice(itertools.cycle(pairs), self.n_examples))
+        return [pairs[number % len(pairs)] for number in range(self.n_examples)]
 
     def paths(self) -> list[str]:
         """Return the files of the run, relative to its root, in the order of delivery if fixed."""

@@ -5,7 +5,6 @@ It needs ``/dev/fuse``, a C compiler and libfuse 3, and root or ``fusermount3``.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -17,7 +16,6 @@ from bench.harness.isolated import CHECKOUT
 from bench.harness.options import NotPossibleError
 
 _SOURCE = Path(__file__).with_name("slowfs.c")
-_PLACE = CHECKOUT / ".cache/bench"
 _ATTRIBUTE = "user.slowfs"
 _END_SECONDS = 10.0
 _INSTALL = (
@@ -27,11 +25,10 @@ _INSTALL = (
 
 
 def _unavailable(what: str, to_do: str = _INSTALL) -> NotPossibleError:
-    words = f"{what}; {to_do}, or measure with the emulated store, --mount emulated"
-    return NotPossibleError(words)
+    return NotPossibleError(f"{what}; {to_do}, or take the emulated store, --mount emulated")
 
 
-class SlowMount(contextlib.AbstractContextManager):
+class SlowMount:
     """A read-only view of the files of a directory, mounted from :meth:`__enter__` on.
 
     Unlike :class:`bench.slow.store.SlowStore`, it is slow for every reader, those in C included,
@@ -71,7 +68,6 @@ class SlowMount(contextlib.AbstractContextManager):
         return json.loads(os.getxattr(self.root, _ATTRIBUTE))
 
     def __exit__(self, *_exc_info: object) -> None:
-        """Unmount, as :meth:`close`."""
         self.close()
 
     def close(self) -> None:
@@ -93,7 +89,7 @@ def build() -> str:
         flags = run(["pkg-config", "--cflags", "--libs", "fuse3"]).stdout.split()
         words = ["-O2", "-Wall", "-Wextra", str(_SOURCE), *flags, "-pthread"]
         recipe = _SOURCE.read_bytes() + " ".join(words).encode()
-        program = _PLACE / f"slowfs-{hashlib.sha256(recipe).hexdigest()[:12]}"
+        program = CHECKOUT / f".cache/bench/slowfs-{hashlib.sha256(recipe).hexdigest()[:12]}"
         if not program.exists():
             program.parent.mkdir(parents=True, exist_ok=True)
             unfinished = program.with_suffix(f".{os.getpid()}")

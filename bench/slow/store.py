@@ -77,7 +77,7 @@ class SlowStore(contextlib.AbstractContextManager):
 
         store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
         dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
-        with store.installed():           # and in this process (and those forked from it)
+        with store.install():             # and in this process (and those forked from it)
             ...
         print(store.opens, store.bytes_read, store.opens_by_path())
 
@@ -113,8 +113,7 @@ class SlowStore(contextlib.AbstractContextManager):
         _stores[self._log] = self
 
     def __reduce__(self) -> tuple:
-        numbers = (self.open_seconds, self.bytes_per_second)
-        return self._unpickled, (self.root, *numbers, self._log)
+        return self._unpickled, (self.root, self.open_seconds, self.bytes_per_second, self._log)
 
     @classmethod
     def _unpickled(cls, *arguments: object) -> SlowStore:
@@ -122,15 +121,19 @@ class SlowStore(contextlib.AbstractContextManager):
 
     # -- being slow ---------------------------------------------------------------------------
 
-    def install(self) -> None:
+    def install(self) -> contextlib.ExitStack:
         """Replace ``builtins.open`` and ``io.open`` in this process, and those forked from it.
 
         Idempotent, for one thread. Another replacement may be installed later on top of this one.
+        It is for good, or for a ``with`` block, which takes what is returned.
         """
         if self._opener is None:
             self._opener = _SlowOpen(self, builtins.open)
             _replace_open(self._opener)
         self._opener.is_active = True
+        block = contextlib.ExitStack()
+        block.callback(self.uninstall)
+        return block
 
     def uninstall(self) -> None:
         """Make opens in this process fast again. Idempotent.
@@ -143,24 +146,13 @@ class SlowStore(contextlib.AbstractContextManager):
                 _replace_open(self._opener.below)
                 self._opener = None
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[SlowStore]:
-        """Install for the length of a ``with`` block."""
-        self.install()
-        try:
-            yield self
-        finally:
-            self.uninstall()
-
     def relative_path(self, path: AnyPath) -> str | None:
         """Return ``path`` relative to the root, or None if it lies elsewhere."""
         name = path if type(path) is str else os.fsdecode(path)
         if not name.startswith("/") or "/." in name or "//" in name:
             name = os.path.abspath(name)
-        for prefix in self._prefixes:
-            if name.startswith(prefix):
-                return name[len(prefix) :]
-        return None
+        roots = (prefix for prefix in self._prefixes if name.startswith(prefix))
+        return next((name[len(prefix) :] for prefix in roots), None)
 
     def wait_for(self, path: str, size_bytes: int) -> None:
         """Log one open of a path below the root, and block until the whole file could be there."""
@@ -173,9 +165,7 @@ class SlowStore(contextlib.AbstractContextManager):
             name = os.fsencode(path)[-_PATH_BYTES:]
             head = _HEAD.pack(ready, size_bytes, os.getpid(), len(name))
             os.pwrite(self._fd, (head + name).ljust(_RECORD_BYTES, b"\0"), end)
-        left = ready - time.monotonic()
-        if left > 0:
-            time.sleep(left)
+        time.sleep(max(ready - time.monotonic(), 0.0))
 
     # -- counting ------------------------------------------------------------------------------
 
@@ -193,10 +183,7 @@ class SlowStore(contextlib.AbstractContextManager):
         """Return every open, oldest first."""
         data = os.pread(self._fd, self.opens * _RECORD_BYTES, 0)
         found = struct.iter_unpack(f"{_HEAD.format}{_PATH_BYTES}s", data)
-        return [
-            OpenRecord(ready, size, pid, os.fsdecode(name[:length]))
-            for ready, size, pid, length, name in found
-        ]
+        return [OpenRecord(*facts, os.fsdecode(name[:length])) for *facts, length, name in found]
 
     def opens_by_path(self) -> Counter[str]:
         """Return how often each file was opened; keys are relative to the root."""

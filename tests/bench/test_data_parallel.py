@@ -200,7 +200,7 @@ def test_what_loading_adds_is_told_from_noise(longer: tuple[float, float], word:
 
 @pytest.mark.parametrize(("model", "n_threads"), [("data", None), ("waits", 1)])
 def test_a_rank_that_waits_has_no_threads_that_spin_meanwhile(
-    monkeypatch, tmp_path, image_folder, model, n_threads
+    monkeypatch, image_folder, model, n_threads
 ):
     asked = []
 
@@ -212,5 +212,5 @@ def test_a_rank_that_waits_has_no_threads_that_spin_meanwhile(
     monkeypatch.setattr(isolated, "take_turns", lambda points, _n, run: [*map(run, points)])
     words = ["--pairs", str(image_folder / "list.txt"), "--root", str(image_folder)]
     words += ["--examples", "8", "--batch-size", "4", "--ranks", "2", "--loaders", "overlap"]
-    training.measure(claim.parse("data-parallel", [*words, "--model", model]), tmp_path)
+    training.measure(claim.parse("data-parallel", [*words, "--model", model]))
     assert asked == [n_threads]

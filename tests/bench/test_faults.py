@@ -29,7 +29,7 @@ def test_the_end_of_a_program_is_timed_until_its_last_child_is_gone(image_folder
     pairs = image_folder / "list.txt"
     request = {"pairs": str(pairs), "root": str(image_folder), "examples": 32}
     request |= {"staging": str(tmp_path / "staging"), "capacity": 10**6, "seed": 0}
-    found = faults.end({**request, "compute_ms": 0.0, "ending": ending}, tmp_path)
+    found = faults.end({**request, "compute_ms": 0.0}, tmp_path, ending)
     assert 0 < found["children_seconds"] < 60
 
 

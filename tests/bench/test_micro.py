@@ -43,7 +43,7 @@ def test_a_run_that_fails_says_which():
         isolated.call(in_memory.take, {})
 
 
-def test_on_a_gpu_the_loaders_are_compared_beside_a_step_of_any_length(monkeypatch, tmp_path):
+def test_on_a_gpu_the_loaders_are_compared_beside_a_step_of_any_length(monkeypatch):
     def run(points, *_arguments, **_common):
         for point in points:
             point["runs"] = [{"batch_ms": 2.0, "trainer_cpu_ms": 1.0}]
@@ -52,6 +52,6 @@ def test_on_a_gpu_the_loaders_are_compared_beside_a_step_of_any_length(monkeypat
     monkeypatch.setattr("bench.harness.isolated.call", lambda *_arguments: there)
     monkeypatch.setattr(isolated, "call_in_turns", run)
     options = claim.parse("in-memory", ["--device", "gpu", "--compute-ms", "10"])
-    result = in_memory.measure(options, tmp_path)
+    result = in_memory.measure(options)
     found = claim.with_targets({"benchmark": "in-memory", **result})["targets"]
     assert [target["what"] for target in found] == [wanted[0] for wanted in in_memory.TARGETS]

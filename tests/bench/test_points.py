@@ -19,10 +19,10 @@ from overlapiter.cli.probe import file_system_of
 
 def measured(image_folder: Path, tmp_path: Path, most_seconds: float) -> dict:
     options = MountOptions(pairs=image_folder / "list.txt", root=image_folder, repeats=2)
-    options.most_seconds = most_seconds
+    options.most_seconds, options.scratch = most_seconds, tmp_path
     points = [{"loader": "unknown", "name": "broken"}, {"loader": "floor"}]
     usual = {"n_batches": 2, "batch_size": 4}
-    return run_points(options, tmp_path, points, 8, **usual)
+    return run_points(options, points, 8, **usual)
 
 
 def test_a_loader_that_fails_is_named_and_the_others_are_measured(
@@ -69,7 +69,9 @@ def test_made_photographs_are_called_so_and_are_no_more_than_those_that_are_aske
 ) -> None:
     monkeypatch.setattr(sources, "PHOTOGRAPHS", tmp_path / "made")
     make_photographs(tmp_path / "made", 6)
-    spec, facts = sources.prepare(MountOptions(mb_per_s=0), tmp_path, 4)
+    options = MountOptions(mb_per_s=0)
+    options.scratch = tmp_path
+    spec, facts = sources.prepare(options, 4)
     longer = dataclasses.replace(spec, n_examples=100, order="own")
     assert longer.paths() == [f"0000/000000{number}.jpg" for number in range(4)]
     assert facts["data"].startswith("4 different JPEG files of ")

@@ -89,7 +89,7 @@ def seconds_of(*targets) -> float:
 def test_every_open_below_the_root_waits(root, make_store):
     store = make_store(open_seconds=0.05)
     start = time.monotonic()
-    with store.installed():
+    with store.install():
         read_all([str(root / "1.bin"), str(root / "2.bin")])
     assert time.monotonic() - start >= 0.1
 
@@ -97,7 +97,7 @@ def test_every_open_below_the_root_waits(root, make_store):
 @pytest.mark.parametrize("kind", [str, os.fsencode, Path])
 def test_every_kind_of_path_is_recognised(root, make_store, kind):
     store = make_store()
-    with store.installed(), open(kind(str(root / "1.bin")), "rb") as file:
+    with store.install(), open(kind(str(root / "1.bin")), "rb") as file:
         assert file.read() == b"\x01" * FILE_BYTES
     assert store.opens == 1
 
@@ -105,7 +105,7 @@ def test_every_kind_of_path_is_recognised(root, make_store, kind):
 def test_path_open_and_relative_paths_wait_too(root, make_store, monkeypatch):
     store = make_store()
     monkeypatch.chdir(root.parent)
-    with store.installed():
+    with store.install():
         (root / "1.bin").read_bytes()
         read_all(["source/2.bin", "source/../source/3.bin"])
     assert set(store.opens_by_path()) == {"1.bin", "2.bin", "3.bin"}
@@ -114,7 +114,7 @@ def test_path_open_and_relative_paths_wait_too(root, make_store, monkeypatch):
 def test_other_paths_and_writing_do_not_wait(root, make_store, tmp_path):
     store = make_store(open_seconds=5)
     (tmp_path / "source-of-another").write_bytes(b"x")
-    with store.installed():
+    with store.install():
         read_all([str(tmp_path / "source-of-another"), os.devnull])
         with open(root / "new.bin", "wb") as file:
             file.write(b"x")
@@ -124,7 +124,7 @@ def test_other_paths_and_writing_do_not_wait(root, make_store, tmp_path):
 
 def test_a_missing_file_raises_as_usual_and_is_not_counted(root, make_store):
     store = make_store()
-    with store.installed(), pytest.raises(FileNotFoundError):
+    with store.install(), pytest.raises(FileNotFoundError):
         (root / "missing.bin").read_bytes()
     assert store.opens == 0
 
@@ -133,7 +133,7 @@ def test_latencies_of_threads_overlap(root, make_store, monkeypatch):
     store = make_store(open_seconds=60)
     all_wait = threading.Barrier(20)
     monkeypatch.setattr(time, "sleep", lambda _seconds: all_wait.wait(60))
-    with store.installed():
+    with store.install():
         seconds_of(*[lambda i=i: read_all([str(root / f"{i}.bin")]) for i in range(20)])
     assert store.opens == 20
     assert not all_wait.broken
@@ -141,7 +141,7 @@ def test_latencies_of_threads_overlap(root, make_store, monkeypatch):
 
 def test_threads_share_the_bandwidth(root, make_store):
     store = make_store(bytes_per_second=10 * FILE_BYTES)
-    with store.installed():
+    with store.install():
         took = seconds_of(*[lambda i=i: read_all([str(root / f"{i}.bin")]) for i in range(4)])
     assert took >= 0.4
 
@@ -173,7 +173,7 @@ def test_counts_are_exact_when_processes_are_killed(root, make_store):
     store = make_store()
     dataset = attach(Files([str(root / f"{i}.bin") for i in range(40)]), store)
     context = multiprocessing.get_context("fork")
-    with store.installed():
+    with store.install():
         for _ in range(5):
             ready = context.Event()
             victim = context.Process(target=read_for_ever, args=(dataset, ready))
@@ -185,7 +185,7 @@ def test_counts_are_exact_when_processes_are_killed(root, make_store):
     assert store.bytes_read == store.opens * FILE_BYTES
     assert set(store.opens_by_path()) <= {f"{i}.bin" for i in range(40)}
     before = store.opens
-    with store.installed():
+    with store.install():
         read_all(dataset.paths)  # a lock held by a killed process would block here
     assert store.opens == before + 40
 
@@ -209,7 +209,7 @@ def test_a_redirection_installed_on_top_is_fast(root, make_store, tmp_path, monk
     staged = tmp_path / "staged.bin"
     staged.write_bytes(b"staged")
     store = make_store()
-    with store.installed():
+    with store.install():
         below = builtins.open
         redirect = redirection(below, str(root / "1.bin"), str(staged))
         monkeypatch.setattr(builtins, "open", redirect)
@@ -264,7 +264,7 @@ def test_what_takes_no_attributes_is_refused_by_name(make_store):
 def test_a_closed_store_forgets_its_state(root, make_store):
     store = make_store()
     pickled = pickle.dumps(store)
-    with store.installed():
+    with store.install():
         read_all([str(root / "1.bin")])
     assert store.records()[0].pid == os.getpid()
     store.close()

@@ -31,7 +31,7 @@ import sys
 from bench.slow.store import SlowStore
 from overlapiter.cli.main import main
 root, seconds, rate, *words = sys.argv[1:]
-with SlowStore(root, float(seconds), float(rate)) as store, store.installed():
+with SlowStore(root, float(seconds), float(rate)) as store, store.install():
     code = main(words)
 sys.exit(code)
 """

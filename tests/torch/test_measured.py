@@ -26,9 +26,9 @@ def test_a_run_has_the_prefetchers_and_the_reads_in_flight_that_are_asked_for(
 
 
 def test_with_more_workers_each_loader_takes_more_mini_batches_and_all_are_compared(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run_points(_options: Any, _scratch: Path, points: list[dict], n_examples: int) -> dict:
+    def run_points(_options: Any, points: list[dict], n_examples: int) -> dict:
         for point in points:
             rates = {"images_per_second": point["n_readers"], "rate_after_first": 1.0}
             used = {"cpu": {"reader": {"seconds": 1.0}}, "n_images": 1}
@@ -42,7 +42,7 @@ def test_with_more_workers_each_loader_takes_more_mini_batches_and_all_are_compa
     monkeypatch.setattr(pytorch, "run_points", run_points)
     monkeypatch.setattr(isolated, "call_in_turns", call_in_turns)
     words = ["--workers", "8,14", "--readers", "2,8,14,64", "--batches", "100"]
-    result = pytorch.measure(claim.parse("pytorch", words), tmp_path)
+    result = pytorch.measure(claim.parse("pytorch", words))
     sizes = {(p["loader"], p["n_readers"]): p["n_batches"] for p in result["points"]}
     assert [sizes["overlap-torch", n] for n in (2, 8, 14)] == [100, 400, 700]
     assert [sizes["torch", n] for n in (2, 8, 14, 64)] == [50, 100, 100, 700]
