@@ -39,10 +39,11 @@ _EXAMPLE_BYTES = 100
 
 
 def names_source(parcel: Parcel, source: str) -> bool:
-    """Return whether a dataset has paths below the source in it, as text or as those of pathlib."""
-    is_mentioned = parcel.mentions(source)
-    return is_mentioned or (
-        parcel.mentions("pathlib") and parcel.mentions(os.path.basename(source))
+    """Return whether a dataset has paths below the source in it: texts, of pathlib, or of NumPy."""
+    return (
+        parcel.mentions(source)
+        or (parcel.mentions("pathlib") and parcel.mentions(os.path.basename(source)))
+        or parcel.has_texts_below(source)
     )
 
 

@@ -12,7 +12,6 @@ from PIL import Image
 
 from bench.harness.machine import is_installed
 
-_HEAD_BYTES = 64
 Example = tuple[np.ndarray, np.ndarray]
 
 
@@ -35,7 +34,7 @@ class Heads:
             return self._content(file), np.int32(self._pairs[index][1])
 
     def _content(self, file: IO[bytes]) -> np.ndarray:
-        return np.frombuffer(file.read()[:_HEAD_BYTES], np.uint8)
+        return np.frombuffer(file.read()[:64], np.uint8)
 
 
 class Images(Heads):
@@ -92,8 +91,11 @@ def for_each(paths: Sequence[str], root: str, function: Callable, n_threads: int
 
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
     """Return the first ``count`` pairs of a file of ``path label`` lines."""
-    with open(path) as file:
+    with open(path, encoding="utf-8-sig") as file:
         lines = [line.rsplit(maxsplit=1) for line in itertools.islice(file, count)]
+    for number, line in enumerate(lines, 1):
+        if len(line) != 2 or not line[1].lstrip("+-").isdigit():
+            raise SystemExit(f"{path}, line {number}: {' '.join(line)!r} is no `path label`")
     return [(name, int(label)) for name, label in lines]
 
 

@@ -34,7 +34,7 @@ _OWNER = "run the command as the user whose directory it is"
 _ADVICE = {
     errno.EACCES: _OWNER,
     errno.EPERM: _OWNER,
-    errno.EROFS: "the disk is mounted read-only; see whether it has failed (dmesg), or use another",
+    errno.EROFS: "it is read-only; see its modes (ls -l), or whether its disk has failed (dmesg)",
     errno.ENOSPC: "remove something else from that disk",
     errno.EDQUOT: "remove something else from that disk",
     errno.EIO: "the disk fails (dmesg); use another",

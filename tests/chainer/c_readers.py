@@ -217,6 +217,23 @@ class DeclaredUnseenFiles(UnseenFiles):
         return [os.path.join(self.folder, self.names[i])]
 
 
+class UnseenTexts(UnseenFiles):
+    """As :class:`UnseenFiles`, with paths in an array of NumPy."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        super().__init__(folder, names)
+        self.folder = ""
+        self.names = np.array([f"{folder}/{name}" for name in names])
+
+
+class UnseenBytes(UnseenTexts):
+    """As :class:`UnseenTexts`, as bytes."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        super().__init__(folder, names)
+        self.folder, self.names = b"", self.names.astype("S")
+
+
 class UnseenPaths(UnseenFiles):
     """As :class:`UnseenFiles`, with paths of another kind."""
 

@@ -23,9 +23,11 @@ from tests.chainer.c_readers import (
     DeclaredCReads,
     DeclaredUnseenFiles,
     KeptRows,
+    UnseenBytes,
     UnseenFiles,
     UnseenFilesAfterOther,
     UnseenPaths,
+    UnseenTexts,
     write_files,
 )
 from tests.chainer.iterator_datasets import Pixels
@@ -232,7 +234,9 @@ def test_files_that_a_dataset_opens_when_it_is_unpickled_are_reported_as_such(
     assert "__setstate__, have it open them when an example is read first" in str(warning.message)
 
 
-@pytest.mark.parametrize("kind", [UnseenFiles, DeclaredUnseenFiles, UnseenPaths])
+@pytest.mark.parametrize(
+    "kind", [UnseenFiles, DeclaredUnseenFiles, UnseenPaths, UnseenTexts, UnseenBytes]
+)
 def test_a_library_that_opens_files_unseen_is_reported_once(
     tmp_path: Path, kind: type[UnseenFiles]
 ) -> None:

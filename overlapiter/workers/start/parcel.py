@@ -17,6 +17,7 @@ import os
 import pickle
 import re
 import struct
+import sys
 import traceback
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +27,7 @@ import xxhash
 from overlapiter.errors import DatasetPicklingError, PipelineError
 
 _ALIGNMENT_BYTES = 64
+_UTF_32 = {"little": "utf-32-le", "big": "utf-32-be"}[sys.byteorder]  # as NumPy has texts
 
 
 class Parcel:
@@ -76,6 +78,12 @@ class Parcel:
         begin = rb"(?s:\x8c.|X.{4}|c)"
         pickled = _pieces_in(self.fd, mmap.ACCESS_READ)[0]
         return all(re.search(pattern, pickled) for pattern in (name, begin + name))
+
+    def has_texts_below(self, beginning: str) -> bool:
+        """Return whether an array of texts begins with one that begins so; or of bytes."""
+        heads = [beginning.encode(code, "surrogatepass") for code in ("utf-8", _UTF_32)]
+        arrays = _pieces_in(self.fd, mmap.ACCESS_READ)[1:]
+        return any(array[: len(head)] == head for array in arrays for head in heads)
 
     def close(self) -> None:
         """Drop the descriptor; closing twice is fine."""
