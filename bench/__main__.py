@@ -11,6 +11,7 @@ Results go to bench/results/own, which git ignores, or where --out says; --json 
 them.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -25,9 +26,10 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["-h" | "--help", *_]:
             print(__doc__.strip())
-        case ["--list", *_]:
+        case ["--list", *words]:
             rows = [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
-            print(console.table(["name", "minutes", "what it shows"], rows))
+            text = console.table(["name", "minutes", "what it shows"], rows)
+            print(json.dumps({"lines": text.splitlines()}) if "--json" in words else text)
         case ["--all", *words]:
             return plan.run_all(words)
         case ["tables", *_]:

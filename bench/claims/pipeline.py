@@ -27,7 +27,6 @@ LINES: dict[str, tuple[str, dict[str, object], str]] = {
     "loops": ("floor", {}, ""),
     "ceiling": ("ceiling", {}, ""),
 }  # fmt: skip
-_OF_MOUNT = "staged, slow stat"
 
 
 class Options(MountOptions):
@@ -41,7 +40,7 @@ class Options(MountOptions):
         if self.batches < 2 or self.slow_batches < 2:
             raise OptionsError("--batches, --slow-batches: give at least 2: one alone has no rate")
         is_mount = self.mount == "fuse" and not self.source  # where a stat can be slow
-        self.lines = self.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
+        self.lines = self.lines or [name for name in LINES if is_mount or "stat" not in name]
 
 
 def measure(options: Options) -> dict:

@@ -93,9 +93,8 @@ def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
     """Return the first ``count`` pairs of a file of ``path label`` lines."""
     with open(path, encoding="utf-8-sig") as file:
         lines = [line.rsplit(maxsplit=1) for line in itertools.islice(file, count)]
-    for number, line in enumerate(lines, 1):
-        if len(line) != 2 or not line[1].lstrip("+-").isdigit():
-            raise SystemExit(f"{path}, line {number}: {' '.join(line)!r} is no `path label`")
+    if bad := [line for line in lines if len(line) != 2 or not line[1].lstrip("+-").isdigit()]:
+        raise SystemExit(f"{path}, line {lines.index(bad[0]) + 1}: {bad[0]} is no path and label")
     return [(name, int(label)) for name, label in lines]
 
 
