@@ -76,7 +76,7 @@ class Eviction:
         self._has_begun = False  # before the first offer, the order of victims is not kept
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
-        self._is_seen = np.zeros(n_examples, bool)  # looked up, by this run or a rank beside it
+        self._is_seen = np.zeros(n_examples, bool)  # looked up, or need not be by this rank
         self.n_in_window = 0  # examples that have been handed out and are not settled
         self.staged_bytes = 0  # of all examples that are staged
         self.largest_bytes = 0  # of the largest example so far
@@ -87,11 +87,15 @@ class Eviction:
         return self._known_bytes / max(self._n_known, 1)
 
     def files_in_use(self) -> NDArray[np.int64] | None:
-        """Return the numbers of all files, sorted; None while some example was not looked up."""
+        """Return the numbers of all files, sorted; None while some example is to be looked up."""
         if not self._is_seen.all():
             return None
         several = [key for keys in self._several.values() for key in keys]
         return np.union1d(self._keys[self._keys != 0], np.array(several, np.int64))
+
+    def will_soon_know_all(self) -> bool:
+        """Return whether no more examples are to be looked up than are handed out now."""
+        return len(self._is_seen) - np.count_nonzero(self._is_seen) <= self.n_in_window
 
     def count_missing(self, indices: list[int]) -> int:
         """Return how many examples have files that are not staged but could be, as far as known."""
@@ -121,6 +125,8 @@ class Eviction:
         None if the nodes do without each other: then what they read from this one is no use, too.
         """
         self._elsewhere[:] = 0 if is_elsewhere is None else is_elsewhere * _KEPT_ELSEWHERE
+        if is_elsewhere is not None:
+            self._is_seen |= is_elsewhere
         self._next_use.count_served(is_wanted=is_elsewhere is not None)
         self._sort()
 
@@ -268,9 +274,10 @@ class Eviction:
 
     # --- who goes -----------------------------------------------------------------------------
 
-    def offer(self, tier: int, wanted_bytes: int) -> list[Victim]:
+    def offer(self, tier: int, wanted_bytes: int, *, are_kept_spared: bool = False) -> list[Victim]:
         """Return victims that together free ``wanted_bytes``, or as far as there are any.
 
+        If those are spared that are kept, there are only such as another node keeps.
         They are the caller's until it gives each of them back, or notes what became of it.
         """
         if not self._has_begun:
@@ -284,6 +291,10 @@ class Eviction:
             if guesses:
                 victims += guesses
                 victims.sort(key=lambda victim: self._position(victim.example), reverse=True)
+        if are_kept_spared:
+            kept = [victim for victim in victims if not self._elsewhere_at[victim.example]]
+            self.give_back(kept)
+            victims = [victim for victim in victims if victim not in kept]
         return victims
 
     def _take(

@@ -58,7 +58,7 @@ CREATE INDEX open_segment ON segment (owner) WHERE owner > 0;
 CREATE TABLE source (id INTEGER PRIMARY KEY, root BLOB NOT NULL, place TEXT NOT NULL);
 CREATE TABLE run (
   id INTEGER PRIMARY KEY, source INTEGER NOT NULL, facts TEXT NOT NULL, started REAL NOT NULL,
-  has_told INTEGER NOT NULL DEFAULT 0,  -- whether ``used`` says what it uses
+  told INTEGER NOT NULL DEFAULT 0,  -- what of its uses
   ended REAL, ending TEXT, counters TEXT);
 CREATE TABLE wanted (
   key INTEGER NOT NULL, run INTEGER NOT NULL, until INTEGER NOT NULL,

@@ -24,12 +24,14 @@ _ROOTS = (
     "SELECT id FROM source ORDER BY EXISTS (SELECT 1 FROM run WHERE source=source.id AND ended IS "
     "NULL), (SELECT MAX(ended) FROM run WHERE source=source.id), id"
 )
-#: Of those runs of a root that live, or ended after a time: how many live, when the first one
-#: began, and whether all have told what they use.
+#: Of those runs of a root that live, or ended after a time: when the first one began, and the least
+#: and the most that they have told.
 _RUNS = (
-    "SELECT COUNT(*) - COUNT(ended), MIN(started), MIN(has_told) FROM run "
+    "SELECT MIN(started), MIN(told), MAX(told) FROM run "
     "WHERE source=? AND (ended IS NULL OR ended > ?)"
 )
+#: What a run has told: nothing, which files it uses, or that it needs the room of all others.
+_NOTHING, _USES, _NEEDS = range(3)
 _ARE_STRAYS = "FROM staged WHERE (used < ? OR used > ?)"
 _WITH_STRAYS = f"SELECT DISTINCT source {_ARE_STRAYS}"
 _STRAYS = f"SELECT key {_ARE_STRAYS} AND source=? AND key > ? ORDER BY key LIMIT ?"
@@ -52,21 +54,21 @@ class Neighbours:
 
     # --- what no run uses ---------------------------------------------------------------------
 
-    def tell_uses(self, keys: Sequence[int]) -> None:
-        """Note which files are of use to this run, all of them.
+    def tell_uses(self, keys: Sequence[int], *, needs_room: bool = False) -> None:
+        """Note which files are of use to this run, all of them; sorted, they take the least time.
 
-        ``used`` is a day behind at most, so that of most files nothing is written. Sorted keys have
-        the fewest pages of the index written.
+        ``needs_room`` says whether what is of use to no run is to go even if it was a moment ago.
         """
         now = int(time.time())
-        old = f"used NOT BETWEEN {now - _DAY_SECONDS} AND {now}"
+        began = f"(SELECT CAST(started AS INTEGER) FROM run WHERE id={self._run})"
+        old = f"used NOT BETWEEN {began} AND {now}"
         tell = functools.partial(
             run_by_key, statement=f"UPDATE staged SET used={now} WHERE {old} AND key IN"
         )
         for first in range(0, len(keys), _TOLD_AT_ONCE):
             self._access.write(functools.partial(tell, keys=keys[first : first + _TOLD_AT_ONCE]))
-        statement = "UPDATE run SET has_told=1 WHERE id=?"
-        self._access.write(lambda cursor: cursor.execute(statement, (self._run,)))
+        told = _NEEDS if needs_room else _USES, self._run
+        self._access.write(lambda cursor: cursor.execute("UPDATE run SET told=? WHERE id=?", told))
 
     def strays(self, *, are_young_spared: bool, limit: int) -> list[int]:
         """Return keys of some files that are of no use to any run.
@@ -74,7 +76,8 @@ class Neighbours:
         They are of one root, so that segments become empty, where some files of each root would
         leave many nearly so. What the runs of the root use that live, or ended within the last day,
         is spared, as far as all have told that, and what was used within a day before the first of
-        these began. If the young are not spared, all goes of a root without a run that lives.
+        these began; if one that lives needs the room, what those use that live. If the young are
+        not spared, all goes of a root without a run that lives.
 
         A search goes on where the last one has ended, or begins again if there is nothing after it.
         """
@@ -90,7 +93,7 @@ class Neighbours:
         return keys
 
     def _roots_with_strays(self) -> list[int]:
-        """Return the roots that may have some; looks at all that is staged, unless none may."""
+        """Return the roots that have some, by a look at all that is staged, unless none may."""
         bounds = {root: self._bounds(root) for (root,) in self._access.rows(_ROOTS)}
         known = {r: b for r, b in bounds.items() if b is not None and self._searched.get(r) != b}
         if not known:
@@ -123,13 +126,16 @@ class Neighbours:
         cannot be told.
         """
         now = int(time.time())
-        n_living, started, have_told = self._access.rows(_RUNS, root, now - _DAY_SECONDS)[0]
-        if not n_living and not self._are_young_spared:
-            return now + 1, now
-        if have_told == 0 or (n_living and not self._are_young_spared):
+        ((began, least, most),) = self._access.rows(_RUNS, root, _NEVER)
+        is_in_use, grace_seconds = began is not None, 0 if most == _NEEDS else _DAY_SECONDS
+        if not self._are_young_spared:
+            return None if is_in_use else (now + 1, now)
+        if grace_seconds:
+            ((began, least, _),) = self._access.rows(_RUNS, root, now - grace_seconds)
+        if least == _NOTHING:
             return None
-        before = int(min(now, started or now)) - _DAY_SECONDS
-        return before, _NEVER if n_living else now
+        before = int(min(now, began or now)) - grace_seconds
+        return before, _NEVER if is_in_use else now
 
     def _note_searched(self, root: int, bounds: tuple[int, int]) -> None:
         if bounds[1] == _NEVER:  # nothing becomes a stray before its runs are others

@@ -2,7 +2,8 @@
 
 Arguments: how the ranks find each other, the share of the files that a node has room for, what
 happens amid each epoch from the second one on: nothing, or a signal to a server; how many
-milliseconds the slow store takes to open a file: if several, there is a run for each.
+milliseconds the slow store takes to open a file: if several, there is a run for each, and those
+with the same number share their directories; whether the dataset declares its files.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import math
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,13 @@ import overlapiter.mpi
 from bench.slow import SlowStore
 from bench.slow.store import attach
 from overlapiter import OverlapIterator, Staging
-from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.rank_side import forks, report
 
 N_FILES, FILE_BYTES, BATCH_SIZE, N_EPOCHS, SEED = 480, 4000, 4, 4, 7
 _BLOCK_BYTES = 4096
 NAMES = [f"{number:04}" for number in range(N_FILES)]
+KINDS = {"declared": DeclaredFiles, "found": SourceFiles}
 
 
 def content(number: int) -> bytes:
@@ -66,8 +69,9 @@ def run(comm: Any, folder: Path, open_seconds: float) -> dict[str, Any]:
     node = os.environ["OVERLAPITER_NODE"]
     results: dict[str, Any] = {"reads": [], "not asked": [], "wrong": 0}
     store = SlowStore(folder.resolve(), open_seconds, math.inf)
+    time.sleep(1)  # what was of use in the second in which a run begins may be of use to it
     with OverlapIterator(
-        attach(DeclaredFiles(folder.resolve(), NAMES), store),
+        attach(KINDS[sys.argv[5]](folder.resolve(), NAMES), store),
         BATCH_SIZE,
         n_processes=1,
         order_sampler=overlapiter.scatter_order(comm, SEED),

@@ -26,12 +26,13 @@ def run(
     share: float,
     faults: str = "",
     open_ms: str = "5",
+    kind: str = "declared",
 ) -> list[Found]:
     """Return how often the slow store was read in each epoch, and what each rank reports.
 
     So for each number of milliseconds in ``open_ms``: a store that takes so long to open a file.
     """
-    arguments = (meeting, share, faults, open_ms)
+    arguments = (meeting, share, faults, open_ms, kind)
     ended = run_job("rank_peers.py", n_ranks, folder, *arguments, n_nodes=n_nodes)
     assert ended.exit_status == 0, ended.output
     assert [rank["forks"] for rank in ended.results] == [[]] * n_ranks
@@ -60,6 +61,15 @@ def test_nodes_that_hold_everything_together_read_each_file_once(tmp_path: Path)
     check_once(reads)
     assert not any(any(rank["not asked"]) for rank in ranks)
     assert all(rank["peer"] > N_FILES / 4 for rank in ranks)
+
+
+@pytest.mark.parametrize("kind", ["declared", "found"])
+def test_what_an_earlier_job_left_makes_room_before_what_nodes_keep_for_each_other(
+    tmp_path: Path, kind: str
+) -> None:
+    found = run(tmp_path, 4, 4, "comm", 0.3, open_ms="5,5,5", kind=kind)
+    (_, second, third) = (sum(reads) for reads, _ in found)
+    assert second + third <= 0.05 * N_FILES
 
 
 def test_ranks_of_a_node_serve_together_and_may_meet_in_a_directory(tmp_path: Path) -> None:

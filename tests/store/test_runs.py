@@ -79,14 +79,14 @@ def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     one = made_store(directory, 1)
     stage(one, files, files.paths)
     other = made_store(directory, 2, source="/lustre/others")
-    assert other.neighbours.strays(are_young_spared=False, limit=100) == []
+    assert not other.neighbours.strays(are_young_spared=False, limit=100)
     one.record_end("closed", {"files": 40})
     one.close()
     assert len(other.neighbours.strays(are_young_spared=False, limit=100)) == 40
     assert len(other.neighbours.strays(are_young_spared=False, limit=7)) == 7
-    assert other.neighbours.strays(are_young_spared=True, limit=100) == []
+    assert not other.neighbours.strays(are_young_spared=True, limit=100)
     assert len(other.evict(other.neighbours.strays(are_young_spared=False, limit=100))) == 40
-    assert other.neighbours.strays(are_young_spared=False, limit=100) == []
+    assert not other.neighbours.strays(are_young_spared=False, limit=100)
     other.close()
 
 
@@ -157,7 +157,7 @@ def test_a_source_of_which_nothing_is_staged_any_more_costs_no_further_search(
 
     def n_looks():
         looks.clear()
-        assert other.neighbours.strays(are_young_spared=False, limit=100) == []
+        assert not other.neighbours.strays(are_young_spared=False, limit=100)
         return sum(looks)
 
     monkeypatch.setattr(other._access, "rows", look)
@@ -291,6 +291,24 @@ def test_what_the_runs_of_a_root_do_not_use_are_strays_once_all_have_told(direct
     assert n_strays(one, are_young_spared=False) == 0
     other.close()
     one.close()
+
+
+@in_a_process
+def test_a_run_that_needs_the_room_spares_what_living_runs_use_and_nothing_else(directory, files):
+    first = made_store(directory, 1)
+    stage(first, files, files.paths)
+    first.record_end("closed", {})
+    first.close()
+    time.sleep(1)
+    one, other = made_store(directory, 2), made_store(directory, 3)
+    keys = [one.key_of(path) for path in files.paths]
+    other.total_bytes()
+    one.neighbours.tell_uses(keys[:15], needs_room=True)
+    assert n_strays(one) == 0
+    other.neighbours.tell_uses(keys[10:20])
+    assert n_strays(one) == n_strays(other) == len(files.paths) - 20
+    one.close()
+    other.close()
 
 
 @in_a_process

@@ -265,7 +265,13 @@ def test_after_a_search_in_vain_for_what_no_run_uses_there_is_none_for_a_while(
     room = Room(tmp_path, 1, None)
     searches = []
     (store,) = room.setting.stores
-    monkeypatch.setattr(store.neighbours, "strays", lambda **search: searches.append(search) or [])
+
+    def search(**how):
+        searches.append(how)
+        time.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(store.neighbours, "strays", search)
     for _ in range(5):
         assert not room.evictor.evict_strays(0, are_young_spared=False)
     assert len(searches) == 1

@@ -22,8 +22,10 @@ Moved = dict[int, bytes | None]
 
 #: So many files that no run uses are evicted in one transaction.
 _STRAYS_AT_ONCE = 32
-#: When to search again for files that no run uses if there were none, and for dead processes.
-_STRAY_PAUSE_SECONDS, _TAKE_OVER_PAUSE_SECONDS = 30.0, 1.0
+#: After a search in vain for files that no run uses, a pause of so many times as long as it took.
+_SEARCH_PAUSES = 100
+#: When to look again for dead processes, and try again to tell an index what is of use.
+_PAUSE_SECONDS = 1.0
 #: How often, a second apart, an index is told what is of use; else what is of no use stays.
 _MOST_TRIES = 60
 
@@ -57,34 +59,35 @@ class Evictor:
 
     def evict_strays(self, tier: int, *, are_young_spared: bool) -> bool:
         """Evict some files that no run uses; return whether there were any."""
-        search = tier, are_young_spared
-        if time.monotonic() < self._next_search.get(search, 0.0):
+        search, begun = (tier, are_young_spared), time.monotonic()
+        if begun < self._next_search.get(search, 0.0):
             return False
         store = self.stores[tier]
         keys = store.neighbours.strays(are_young_spared=are_young_spared, limit=_STRAYS_AT_ONCE)
         if not keys:
-            self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
+            ended = time.monotonic()
+            self._next_search[search] = ended + _SEARCH_PAUSES * (ended - begun)
             return False
         self._count(len(store.evict(keys, keep_room=True)))
         return True
 
-    def tell_uses(self, packed_keys: bytes) -> None:
+    def tell_uses(self, packed_keys: bytes, needs_room: bool) -> None:
         """Have the indexes say which files are of use to this run: what else is staged may go."""
         keys = np.frombuffer(packed_keys, np.int64).tolist()
         for store in self.stores:
             for _ in range(_MOST_TRIES):
                 try:
-                    store.neighbours.tell_uses(keys)
+                    store.neighbours.tell_uses(keys, needs_room=needs_room)
                     break
                 except OSError:  # the index is locked, or its disk is full
-                    time.sleep(_TAKE_OVER_PAUSE_SECONDS)
+                    time.sleep(_PAUSE_SECONDS)
         self._next_search.clear()
 
     def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:
         """Give back what processes that have ended held; return whether that was anything."""
         if time.monotonic() < self._next_search.get(tier, 0.0) and not is_last_resort:
             return False
-        self._next_search[tier] = time.monotonic() + _TAKE_OVER_PAUSE_SECONDS
+        self._next_search[tier] = time.monotonic() + _PAUSE_SECONDS
         return self.stores[tier].take_over() > 0
 
     def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:

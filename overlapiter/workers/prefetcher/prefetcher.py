@@ -131,7 +131,7 @@ class Prefetcher:
             if kind == "reads":
                 self._resize(values[0])
             elif kind == "uses":
-                self._threads.put(functools.partial(self._evictor.tell_uses, values[0]))
+                self._threads.put(functools.partial(self._evictor.tell_uses, *values))
             elif kind == "end":
                 self._end(*values)
                 return

@@ -193,6 +193,14 @@ class Residency:
         share = _AHEAD_SHARE if self._asked is None else _AHEAD_SHARE_OF_HOLDERS
         return self._eviction.mean_bytes > 0 and self._ahead_bytes() < share * own_bytes
 
+    def _is_about_to_tell(self) -> bool:
+        """Return whether it will soon be known which files an earlier run has left.
+
+        These make room then: nothing that this node keeps for others has to.
+        """
+        is_untold = self._asked is not None and not self._has_told_uses
+        return is_untold and self.is_full and self._eviction.will_soon_know_all()
+
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes
 
@@ -205,8 +213,14 @@ class Residency:
         if not n_missing:
             return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
-        tiers = range(self._n_tiers)
-        victims = [v for tier in tiers for v in eviction.offer(tier, max(wanted_bytes, 1))]
+        are_kept_spared = self._is_about_to_tell()
+        victims = [
+            victim
+            for tier in range(self._n_tiers)
+            for victim in eviction.offer(
+                tier, max(wanted_bytes, 1), are_kept_spared=are_kept_spared
+            )
+        ]
         self._on_offer.update(victim.example for victim in victims)
         return victims
 
@@ -288,11 +302,17 @@ class Residency:
             self._n_evicted += extents is not None
         self._eviction.give_back(unused)
 
-    def uses_to_tell(self) -> bytes | None:
-        """Return the keys of all files, once, when all examples have been looked up; else None."""
+    def uses_to_tell(self) -> tuple[bytes, bool] | None:
+        """Return the keys of all files, and whether the room of others is needed; else None.
+
+        That is once, when all examples have been looked up. With other nodes it is: what one keeps
+        for all of them is not to make room for what an earlier run has left.
+        """
         keys = None if self._has_told_uses else self._eviction.files_in_use()
-        self._has_told_uses |= keys is not None
-        return None if keys is None else keys.tobytes()
+        if keys is None:
+            return None
+        self._has_told_uses = True
+        return keys.tobytes(), self._asked is not None
 
     def is_to_be_tried_again(self, part: Part, *, had_victims: bool) -> bool:
         """Return whether to stage a part again, for which there was no room."""

@@ -197,8 +197,8 @@ class StagingStage:
             # The dataset's code is asked for files, one example at a time in a process.
             self.team.n_wanted = len(self.team.workers)
         task.refused |= self._residency.hear(findings)
-        if (keys := self._residency.uses_to_tell()) is not None:
-            worker.send(("uses", keys))
+        if (uses := self._residency.uses_to_tell()) is not None:
+            worker.send(("uses", *uses))
         task.found.update({example: extents for example, extents, _, _, _ in findings})
         task.left.difference_update(task.found)
         for part in task.take_settled():

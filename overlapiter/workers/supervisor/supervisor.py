@@ -17,7 +17,7 @@ if it likes, and ("crashed", traceback):
 
     supervisor → prefetcher                   prefetcher → supervisor
     ("stage", *StageTask)                     ("staged", task_id, [Finding, …], moved)
-    ("reads", n), ("uses", keys),             ("gone", generation)
+    ("reads", n), ("uses", keys, needs_room)  ("gone", generation)
     ("end", ending, counters)
 
     supervisor → file reader                  file reader → supervisor
