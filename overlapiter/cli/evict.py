@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--to-free",
         metavar="SIZE",
-        help="remove so much, first what no job uses and what was staged the longest ago: 50GB, or "
+        help="remove so much, first what no job uses and what was used the longest ago: 50GB, or "
         "10%% of what is staged",
     )
     matching = "remove the files of this pattern, as for ls"

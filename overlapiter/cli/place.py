@@ -183,7 +183,7 @@ def recorded(
 ) -> Iterator[None]:
     """Note in a store how a ``with`` block ends, and what it has done; then close the store.
 
-    ``used`` are the keys of files that a job is to use, so that they stay for a day.
+    ``used`` are the keys of files that were listed for a job to come: they stay for a day.
     """
     ending = "failed"
     try:
@@ -194,9 +194,9 @@ def recorded(
         raise
     finally:
         try:
+            store.record_end(ending, counters())
             if ending == "closed":
                 store.neighbours.tell_uses(sorted(used))
-            store.record_end(ending, counters())
         except OSError as error:
             if ending == "closed":  # else the same error has ended it
                 say(f"note: status will not show how this ended ({error_words(error)})")

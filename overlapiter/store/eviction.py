@@ -26,6 +26,8 @@ _MAX_GUESSES = 64
 #: All are sorted anew once so many more than the data set has were added one by one.
 _MORE_ADDED = 1024
 _ABSENT, _UNKNOWN = -1, -2
+#: So many examples may be left out, as a share of all.
+_FEW_UNKNOWN = 0.01
 #: Added to the next use of an example that another node keeps: it goes before all others.
 _KEPT_ELSEWHERE = 2**61
 
@@ -76,7 +78,11 @@ class Eviction:
         self._has_begun = False  # before the first offer, the order of victims is not kept
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
-        self._is_seen = np.zeros(n_examples, bool)  # looked up, or need not be by this rank
+        self._is_looked_up = np.zeros(n_examples, bool)
+        self._is_left_to_others = np.zeros(n_examples, bool)  # nodes keep it, and look it up
+        self._n_unknown = n_examples  # of which neither is so
+        self._begun = -1  # the position at which this run has begun; negative before it has
+        self._length = 0  # of an epoch
         self.n_in_window = 0  # examples that have been handed out and are not settled
         self.staged_bytes = 0  # of all examples that are staged
         self.largest_bytes = 0  # of the largest example so far
@@ -87,15 +93,29 @@ class Eviction:
         return self._known_bytes / max(self._n_known, 1)
 
     def files_in_use(self) -> NDArray[np.int64] | None:
-        """Return the numbers of all files, sorted; None while some example is to be looked up."""
-        if not self._is_seen.all():
+        """Return the numbers of all files, sorted; None while examples are to be looked up."""
+        if self._n_unknown_at_hand() != 0:
             return None
         several = [key for keys in self._several.values() for key in keys]
         return np.union1d(self._keys[self._keys != 0], np.array(several, np.int64))
 
     def will_soon_know_all(self) -> bool:
-        """Return whether no more examples are to be looked up than are handed out now."""
-        return len(self._is_seen) - np.count_nonzero(self._is_seen) <= self.n_in_window
+        """Return whether all examples that are to be looked up still are handed out."""
+        return bool(self._n_unknown_at_hand())
+
+    def _n_unknown_at_hand(self) -> int | None:
+        """Return of how many examples that are handed out it is not known whether they are staged.
+
+        None if there are others. After an epoch a few are no matter: files may fail, and an epoch
+        may leave examples out.
+        """
+        is_over = self._begun >= 0 and self._settled - self._begun >= self._length
+        few = _FEW_UNKNOWN * len(self._tiers) if is_over else 0
+        if self._n_unknown > few + self.n_in_window:
+            return None  # without a look at each
+        is_unknown = ~(self._is_looked_up | self._is_left_to_others)
+        n_at_hand = int(np.count_nonzero(self._handed_out[is_unknown] >= self._settled))
+        return None if self._n_unknown - n_at_hand > few else n_at_hand
 
     def count_missing(self, indices: list[int]) -> int:
         """Return how many examples have files that are not staged but could be, as far as known."""
@@ -114,6 +134,8 @@ class Eviction:
         Costs some hundred milliseconds for a million examples. Others share the staging directory;
         what is served, other nodes read from this one: see :meth:`NextUse.learn`.
         """
+        for order in orders.values():
+            self._length = max(self._length, len(self._tiers) if order is None else len(order))
         learn = self._next_use.learn
         is_news = [learn(e, orders[e], others.get(e), served.get(e)) for e in sorted(orders)]
         if any(is_news):
@@ -125,8 +147,9 @@ class Eviction:
         None if the nodes do without each other: then what they read from this one is no use, too.
         """
         self._elsewhere[:] = 0 if is_elsewhere is None else is_elsewhere * _KEPT_ELSEWHERE
-        if is_elsewhere is not None:
-            self._is_seen |= is_elsewhere
+        self._is_left_to_others[:] = False if is_elsewhere is None else is_elsewhere
+        is_known = self._is_looked_up | self._is_left_to_others
+        self._n_unknown = len(is_known) - int(np.count_nonzero(is_known))
         self._next_use.count_served(is_wanted=is_elsewhere is not None)
         self._sort()
 
@@ -134,6 +157,8 @@ class Eviction:
         """Take note that a part which begins at ``position`` is handed out to be staged."""
         if self._next_use.hand_out(position, indices):
             self._sort()
+        if self._begun < 0:
+            self._begun = position
         self._handed_out[indices] = range(position, position + len(indices))
         self._owners.hand_out(indices)
         self._window.append((position + len(indices), indices))
@@ -161,7 +186,13 @@ class Eviction:
         own = indices[self._tiers[indices] >= 0]
         self.staged_bytes -= int(self._bytes[own].sum())
         self._tiers[indices] = _ABSENT
-        self._is_seen[indices] = True
+        self._note_looked_up(indices)
+
+    def _note_looked_up(self, indices: Indices) -> None:
+        """Take note that this rank, or one beside it, knows whether examples are staged."""
+        is_known = self._is_looked_up[indices] | self._is_left_to_others[indices]
+        self._n_unknown -= len(is_known) - int(np.count_nonzero(is_known))
+        self._is_looked_up[indices] = True
 
     def note(
         self,
@@ -179,11 +210,12 @@ class Eviction:
             tier: The fastest tier that any of its files is in; negative if none is staged.
             files: Those of its files that are, each as its number and its size in bytes.
             is_missing: Whether there was no room for others.
-            is_complete: Whether these are all its files; else it counts as looked up if any is
-                staged, or missing, or the next time.
+            is_complete: Whether these are all its files. If not, and there was room, a file or a
+                disk may have failed: unless any is staged, the example is to be looked up again.
         """
         is_known = is_complete or is_missing or tier >= 0
-        self._is_seen[index] |= is_known or not self._is_missing[index]
+        if is_known and not self._is_looked_up[index]:
+            self._note_looked_up(np.array([index]))
         if tier < 0:
             self.note_absent(index)
             self._is_missing[index] = is_missing
@@ -224,7 +256,7 @@ class Eviction:
             del self._several[index]
         self.staged_bytes += int(self._bytes[indices[self._tiers[indices] < 0]].sum())
         self._tiers[indices] = tiers
-        self._is_seen[indices] = True
+        self._note_looked_up(indices)
         self._is_offered[indices] = self._is_missing[indices] = False
         for index in indices.tolist() if self._has_begun else ():
             self._add(index)
@@ -270,14 +302,16 @@ class Eviction:
         self._is_offered.fill(False)
         self._window.clear()
         self.n_in_window = self._settled = 0
+        self._begun = -1
         self._sort()
 
     # --- who goes -----------------------------------------------------------------------------
 
-    def offer(self, tier: int, wanted_bytes: int, *, are_kept_spared: bool = False) -> list[Victim]:
+    def offer(self, tier: int, wanted_bytes: int, *, spares_kept: bool = False) -> list[Victim]:
         """Return victims that together free ``wanted_bytes``, or as far as there are any.
 
-        If those are spared that are kept, there are only such as another node keeps.
+        ``spares_kept`` leaves those alone that no other node keeps.
+
         They are the caller's until it gives each of them back, or notes what became of it.
         """
         if not self._has_begun:
@@ -291,10 +325,9 @@ class Eviction:
             if guesses:
                 victims += guesses
                 victims.sort(key=lambda victim: self._position(victim.example), reverse=True)
-        if are_kept_spared:
-            kept = [victim for victim in victims if not self._elsewhere_at[victim.example]]
-            self.give_back(kept)
-            victims = [victim for victim in victims if victim not in kept]
+        if spares_kept:
+            self.give_back(v for v in victims if not self._elsewhere_at[v.example])
+            return [v for v in victims if self._elsewhere_at[v.example]]
         return victims
 
     def _take(

@@ -42,7 +42,7 @@ _PRAGMAS = (
     "PRAGMA cache_size=-8192",
 )
 _SCHEMA = """
-CREATE TABLE staged (  -- complete copies; when each was staged, and was of use to a run
+CREATE TABLE staged (  -- complete copies; when each was staged, and last of use to a run
   key INTEGER PRIMARY KEY, source INTEGER NOT NULL, path BLOB NOT NULL,
   segment INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL,
   mtime INTEGER NOT NULL, checksum INTEGER NOT NULL,
@@ -58,7 +58,7 @@ CREATE INDEX open_segment ON segment (owner) WHERE owner > 0;
 CREATE TABLE source (id INTEGER PRIMARY KEY, root BLOB NOT NULL, place TEXT NOT NULL);
 CREATE TABLE run (
   id INTEGER PRIMARY KEY, source INTEGER NOT NULL, facts TEXT NOT NULL, started REAL NOT NULL,
-  told INTEGER NOT NULL DEFAULT 0,  -- what of its uses
+  told INTEGER NOT NULL DEFAULT 0,  -- 0: nothing, 1: what it uses, 2: that it needs more room, too
   ended REAL, ending TEXT, counters TEXT);
 CREATE TABLE wanted (
   key INTEGER NOT NULL, run INTEGER NOT NULL, until INTEGER NOT NULL,

@@ -30,7 +30,7 @@ _PAGE_ROWS = 1024
 _ORDERS = {
     "path": "(SELECT root FROM source WHERE id = staged.source), path",
     "place": "segment, start",
-    "age": "source IN (SELECT source FROM run WHERE ended IS NULL), at, key",
+    "age": "source IN (SELECT source FROM run WHERE ended IS NULL), used, key",
 }
 #: The condition that a file is of a chosen root, and matches one of its two patterns.
 _IS_CHOSEN = (

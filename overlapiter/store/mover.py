@@ -41,9 +41,9 @@ class Mover:
         tiers = self._tiers
         if not tiers.is_well(0):
             return {}, []
+        staged_at = self._staged_at(low.values())  # first: it may fail, and claims are to end
         try:
             claim = tiers.stores[0].claim([*low])
-            staged_at = self._staged_at(low.values())
         except OSError as error:
             tiers.blame(0, error)
             return {}, []
@@ -83,15 +83,24 @@ class Mover:
         return became
 
     def _staged_at(self, extents: Iterable[Extent]) -> dict[int, int]:
-        """Return when copies were staged: that of a file does not change when it is moved.
+        """Return when copies were staged; 0 if they are not there any more, or nothing answers.
 
-        By that time other nodes tell whether it was compared with its source in their job.
+        That time does not change when a file is moved: by it other nodes tell whether it was
+        compared with its source in their job.
         """
-        keys: dict[int, list[int]] = {}
+        copies: dict[int, dict[int, Extent]] = {}
         for extent in extents:
-            keys.setdefault(extent.tier, []).append(extent.key)
-        there = [self._tiers.stores[tier].files(own) for tier, own in keys.items()]
-        return {file.key: at for here in there for file, _, at in here}
+            copies.setdefault(extent.tier, {})[extent.key] = extent
+        staged_at: dict[int, int] = {}
+        for tier, own in copies.items():
+            staged_at |= dict.fromkeys(own, 0)
+            try:
+                here = self._tiers.stores[tier].files([*own])
+            except OSError as error:
+                self._tiers.blame(tier, error)
+                continue
+            staged_at |= {file.key: at for file, extent, at in here if extent == own[file.key]}
+        return staged_at
 
     def _copied(self, here: Sequence[tuple[Wanted, Extent]], room: Room) -> list[Copy]:
         """Copy files of a tier to others, as far as these have room; small ones together."""

@@ -18,7 +18,7 @@ _LOOK_AFTER_SECONDS = 1.0
 #: Files that were of use so lately may be meant for a job that has not begun.
 _DAY_SECONDS = 24 * 3600
 #: Of so many files at once the index is told that they are of use: some milliseconds.
-_TOLD_AT_ONCE = 1024
+_TOLD_AT_ONCE, _TOLD_PAUSE_SECONDS = 1024, 0.001
 #: The source roots, those without a run first, of these the one whose last run ended first.
 _ROOTS = (
     "SELECT id FROM source ORDER BY EXISTS (SELECT 1 FROM run WHERE source=source.id AND ended IS "
@@ -67,6 +67,7 @@ class Neighbours:
         )
         for first in range(0, len(keys), _TOLD_AT_ONCE):
             self._access.write(functools.partial(tell, keys=keys[first : first + _TOLD_AT_ONCE]))
+            time.sleep(_TOLD_PAUSE_SECONDS)  # others wait for their turn
         told = _NEEDS if needs_room else _USES, self._run
         self._access.write(lambda cursor: cursor.execute("UPDATE run SET told=? WHERE id=?", told))
 
@@ -74,10 +75,12 @@ class Neighbours:
         """Return keys of some files that are of no use to any run.
 
         They are of one root, so that segments become empty, where some files of each root would
-        leave many nearly so. What the runs of the root use that live, or ended within the last day,
-        is spared, as far as all have told that, and what was used within a day before the first of
-        these began; if one that lives needs the room, what those use that live. If the young are
-        not spared, all goes of a root without a run that lives.
+        leave many nearly so. Spared are:
+
+        * of a root, what its runs use that live, or ended within the last day, and what was used
+          within a day before the first of these began; all of it, until each has told what it uses;
+        * of one of which a living run needs the room, what its living runs use;
+        * if the young are not spared, nothing of a root without a living run, and all of others.
 
         A search goes on where the last one has ended, or begins again if there is nothing after it.
         """
@@ -132,13 +135,13 @@ class Neighbours:
             return None if is_in_use else (now + 1, now)
         if grace_seconds:
             ((began, least, _),) = self._access.rows(_RUNS, root, now - grace_seconds)
-        if least == _NOTHING:
+        began = int(began or now)
+        if least == _NOTHING or (is_in_use and began > now):  # the clock was set back since
             return None
-        before = int(min(now, began or now)) - grace_seconds
-        return before, _NEVER if is_in_use else now
+        return min(now, began) - grace_seconds, _NEVER if is_in_use else now
 
     def _note_searched(self, root: int, bounds: tuple[int, int]) -> None:
-        if bounds[1] == _NEVER:  # nothing becomes a stray before its runs are others
+        if bounds[1] == _NEVER:  # nothing becomes a stray until other runs use the root
             self._searched[root] = bounds
 
     # --- what others are about to read --------------------------------------------------------

@@ -32,11 +32,12 @@ def staged(source: Path, fast: Path, listing: Path) -> None:
 
 
 def age(fast: Path, seconds_of: Callable[[str], float]) -> None:
-    """Have files look as if they had been staged so many seconds ago."""
+    """Have files look as if they had been staged so many seconds ago, and not used since."""
     with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
         for (path,) in connection.execute("SELECT path FROM staged").fetchall():
             at = time.time() - seconds_of(os.fsdecode(path))
-            connection.execute("UPDATE staged SET at=? WHERE path=?", (int(at), path))
+            row = int(at), int(at), path
+            connection.execute("UPDATE staged SET at=?, used=? WHERE path=?", row)
         connection.commit()
 
 
@@ -70,7 +71,7 @@ def test_an_empty_pattern_is_that_of_no_file(fast) -> None:
     assert len(staged_paths(fast)) == N_FILES
 
 
-def test_what_was_staged_the_longest_ago_makes_room(fast) -> None:
+def test_what_was_used_the_longest_ago_makes_room(fast) -> None:
     age(fast, lambda name: 1000 + int(Path(name).stem))
     done = overlapiter("evict", fast, "--to-free", "40kB")
     assert done.stdout == "removed 10 files, 41.0 kB\n"

@@ -132,6 +132,7 @@ class Prefetcher:
                 self._resize(values[0])
             elif kind == "uses":
                 self._threads.put(functools.partial(self._evictor.tell_uses, *values))
+                self._threads.do_waiting()
             elif kind == "end":
                 self._end(*values)
                 return

@@ -169,6 +169,7 @@ class Residency:
     def forget(self) -> None:
         """Have the files of all examples looked at again: what was staged is gone."""
         self._known.forget_all()
+        self._has_told_uses = False
 
     def suspect(self, indices: list[int]) -> None:
         """Have the files of examples looked at again, since a copy could not be read."""
@@ -193,14 +194,6 @@ class Residency:
         share = _AHEAD_SHARE if self._asked is None else _AHEAD_SHARE_OF_HOLDERS
         return self._eviction.mean_bytes > 0 and self._ahead_bytes() < share * own_bytes
 
-    def _is_about_to_tell(self) -> bool:
-        """Return whether it will soon be known which files an earlier run has left.
-
-        These make room then: nothing that this node keeps for others has to.
-        """
-        is_untold = self._asked is not None and not self._has_told_uses
-        return is_untold and self.is_full and self._eviction.will_soon_know_all()
-
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes
 
@@ -213,13 +206,13 @@ class Residency:
         if not n_missing:
             return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
-        are_kept_spared = self._is_about_to_tell()
+        # What an earlier run has left makes room in a moment, before what is kept for other nodes.
+        is_untold = self._asked is not None and not self._has_told_uses
+        spares_kept = is_untold and eviction.will_soon_know_all()
         victims = [
             victim
             for tier in range(self._n_tiers)
-            for victim in eviction.offer(
-                tier, max(wanted_bytes, 1), are_kept_spared=are_kept_spared
-            )
+            for victim in eviction.offer(tier, max(wanted_bytes, 1), spares_kept=spares_kept)
         ]
         self._on_offer.update(victim.example for victim in victims)
         return victims
