@@ -382,3 +382,42 @@ def test_what_is_remembered_does_not_grow_while_no_order_is_announced() -> None:
     assert max(kept_bytes[100:]) <= 1.25 * max(kept_bytes[:100])
     victims = eviction.offer(0, n_examples * FILE_BYTES)
     assert sorted(victim.example for victim in victims) == examples
+
+
+@pytest.mark.parametrize("n_failing", [0, 2, 3])
+def test_all_files_are_known_after_an_epoch_though_a_few_failed(n_failing: int) -> None:
+    n_examples = 200
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None})
+    for index in range(n_examples):
+        assert eviction.files_in_use() is None
+        eviction.hand_out(index, [index])
+        if index < n_failing:
+            eviction.note(index, -1, [], is_complete=False)
+        elif index % 2:
+            eviction.note(index, 0, [(index + 1, FILE_BYTES), (-index, FILE_BYTES)])
+        else:
+            eviction.note(index, -1, [], is_missing=True)
+    eviction.settle(n_examples)
+    keys = eviction.files_in_use()
+    wanted = [key for i in range(n_failing, 200) if i % 2 for key in (i + 1, -i)]
+    if n_failing > 2:  # of 200
+        assert keys is None
+    else:
+        assert keys is not None and keys.tolist() == sorted(wanted)
+
+
+def test_files_that_other_nodes_keep_need_not_be_known() -> None:
+    eviction = Eviction(4)
+    eviction.share_with_nodes(np.array([False, True, True, False]))
+    eviction.hand_out(0, [0])
+    eviction.note(0, 0, [(7, FILE_BYTES)])
+    assert not eviction.will_soon_know_all()
+    eviction.hand_out(1, [3])
+    assert eviction.will_soon_know_all()
+    assert eviction.files_in_use() is None
+    eviction.note(3, 0, [(5, FILE_BYTES)])
+    assert not eviction.will_soon_know_all()
+    assert np.array_equal(eviction.files_in_use(), [5, 7])
+    eviction.share_with_nodes(None)
+    assert eviction.files_in_use() is None
