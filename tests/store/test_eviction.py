@@ -404,7 +404,8 @@ def test_all_files_are_known_after_an_epoch_though_a_few_failed(n_failing: int) 
     if n_failing > 2:  # of 200
         assert keys is None
     else:
-        assert keys is not None and keys.tolist() == sorted(wanted)
+        assert keys is not None
+        assert keys.tolist() == sorted(wanted)
 
 
 def test_files_that_other_nodes_keep_need_not_be_known() -> None:
