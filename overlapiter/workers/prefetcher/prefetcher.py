@@ -480,9 +480,13 @@ class Prefetcher:
             return -1  # to name any would blame it if this process dies
 
     def _warn(self, text: str, subject: str = "") -> None:
-        """Have the user warned, once of each subject; by default each text is one."""
+        """Have the user warned, once of each subject.
+
+        By default that is the text up to a bracket: a disk that is sick fails in several ways.
+        """
+        subject = subject or text.partition(" (")[0]
         with self._lock:
-            is_news = (subject or text) not in self._warned
-            self._warned.add(subject or text)
+            is_news = subject not in self._warned
+            self._warned.add(subject)
         if is_news:
             self._channel.send(("trouble", text, subject))
