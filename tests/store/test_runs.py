@@ -74,6 +74,14 @@ def test_what_short_runs_have_wanted_does_not_pile_up(directory, monkeypatch):
     one.close()
 
 
+def leave_files(directory, files):
+    """Have a run stage files, and end."""
+    store = made_store(directory, 1)
+    stage(store, files, files.paths)
+    store.record_end("closed", {})
+    store.close()
+
+
 @in_a_process
 def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     one = made_store(directory, 1)
@@ -109,10 +117,7 @@ def test_what_was_staged_before_the_clock_was_set_back_is_a_stray(directory, fil
 
 @in_a_process
 def test_a_search_for_strays_goes_on_where_the_last_one_has_ended(directory, files):
-    one = made_store(directory, 1)
-    stage(one, files, files.paths)
-    one.record_end("closed", {})
-    one.close()
+    leave_files(directory, files)
     other = made_store(directory, 2, source="/lustre/others")
     parts = [other.neighbours.strays(are_young_spared=False, limit=15) for _ in range(4)]
     assert [len(part) for part in parts] == [15, 15, 10, 15]
@@ -295,10 +300,7 @@ def test_what_the_runs_of_a_root_do_not_use_are_strays_once_all_have_told(direct
 
 @in_a_process
 def test_a_run_that_needs_the_room_spares_what_living_runs_use_and_nothing_else(directory, files):
-    first = made_store(directory, 1)
-    stage(first, files, files.paths)
-    first.record_end("closed", {})
-    first.close()
+    leave_files(directory, files)
     time.sleep(1)
     one, other = made_store(directory, 2), made_store(directory, 3)
     keys = [one.key_of(path) for path in files.paths]
