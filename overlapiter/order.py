@@ -154,7 +154,13 @@ class RunAhead:
 
     It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where it
     ``knows_any_epoch``.
+
+    Attributes:
+        end: After how many epochs the trainer is expected to end, None if that is not known. What
+            follows is generated when the trainer has come there all the same.
     """
+
+    end: float | None = None
 
     def __init__(
         self,
@@ -199,6 +205,8 @@ class RunAhead:
                 break
             head = self.steps[-1].state if self.steps else self._taken
             size = epoch_size(head, self._dataset_size)
+            if self._is_over(head) and not self._is_over(self._taken):
+                break
             if head.current_position + self._batch_size >= size:  # asks for the next order
                 is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
                 if is_far or not may_cross_epoch:
@@ -214,6 +222,12 @@ class RunAhead:
             if step.state.epoch > head.epoch:
                 self._enter(step.state)
         return new
+
+    def _is_over(self, state: IterationState) -> bool:
+        size = epoch_size(state, self._dataset_size)
+        return self.end is not None and state.epoch * size + state.current_position >= round(
+            self.end * size
+        )
 
     def take_orders(self, *, includes_known: bool = False) -> dict[int, Indices | None]:
         """Return the known orders, if one has become known since the last call, or in any case.

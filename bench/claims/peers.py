@@ -29,18 +29,21 @@ from bench.harness.tables import median_of, table
 from bench.loaders.ranks import run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
 from bench.loaders.spec import RunSpec
+from overlapiter.clairvoyant.placement import GreedyPlacement
+from overlapiter.peers import holders
 
 #: Nodes, the share of the data that each has room for, and what is done.
 RUNS = (
     *((4, 0.3, kind) for kind in ("peers", "alone", "multiprocess", "torch", "shards")),
-    (4, 0.15, "peers"), (4, 0.15, "alone"), (2, 0.3, "peers"), (2, 0.3, "alone"),
-    (4, 0.3, "kill"), (4, 0.3, "stop"),
+    (4, 0.3, "published"), (4, 0.15, "peers"), (4, 0.15, "alone"), (2, 0.3, "peers"),
+    (2, 0.3, "alone"), (4, 0.3, "kill"), (4, 0.3, "stop"),
 )  # fmt: skip
 #: So many times the files, where a node has room for a part.
 _TIMES = {0.15: 2}
 #: By name, what of a run is not usual: a job of OverlapIterator, each node for itself.
 KINDS: dict[str, dict] = {
     "peers": {"has_peers": True},
+    "published": {"has_peers": True, "is_published": True},  # the placement of the paper
     "alone": {},
     "kill": {"has_peers": True, "fault": int(signal.SIGKILL)},  # a server is killed
     "stop": {"has_peers": True, "fault": int(signal.SIGSTOP)},
@@ -79,6 +82,8 @@ def lockstep(request: dict, comm: Any, _device: int) -> tuple[Callable, Callable
     With a fault, rank 1 hits its servers in the middle of each epoch but the first.
     """
     spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
+    if request["is_published"]:
+        holders.Placement = partial(GreedyPlacement, spec.n_epochs, request["room"])
     n_batches = spec.n_examples // comm.size // spec.batch_size
 
     def servers() -> list[psutil.Process]:
@@ -105,17 +110,17 @@ def lockstep(request: dict, comm: Any, _device: int) -> tuple[Callable, Callable
     return step, idle
 
 
-def run_epochs(
-    spec: RunSpec, n_ranks: int, n_nodes: int, fraction: float, fault: int = 0, **asked: object
-) -> dict:
+def run_epochs(spec: RunSpec, n_ranks: int, n_nodes: int, fraction: float, **asked: Any) -> dict:
     """Do one run of ranks in lockstep, with room for a fraction of the data.
 
     Returned are ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first
     mini-batch, the mean over the ranks, and ``idle_cpu_share`` of the servers of a node.
     """
     usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
+    request = {name: asked.pop(name, 0) for name in ("fault", "is_published")}
     spec = replace(spec, **{**usual, **asked})
-    ranks, _opens = run_ranks(spec, lockstep, {"fault": fault}, n_ranks, n_nodes)
+    request["room"] = fraction * spec.n_examples
+    ranks, _opens = run_ranks(spec, lockstep, request, n_ranks, n_nodes)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
@@ -157,17 +162,16 @@ def _mean(key: str, epochs: slice, point: dict) -> str:
 
 
 def _idle_percent(point: dict) -> str:
-    has_server = {*KINDS[point["kind"]]} == {"has_peers"}  # and none that was hit
+    has_server = point["kind"] in ("peers", "published")  # and none that was hit
     return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
 
 
-_FIRST, _LATER = slice(1), slice(1, None)
 _COLUMNS = {
     "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %", "": "{kind}",
-    "reads, epoch 1": partial(_mean, "reads", _FIRST),
-    "reads, later ones": partial(_mean, "reads", _LATER),
-    "seconds, epoch 1": partial(_mean, "seconds", _FIRST),
-    "seconds, later ones": partial(_mean, "seconds", _LATER),
+    "reads, epoch 1": partial(_mean, "reads", slice(1)),
+    "reads, later ones": partial(_mean, "reads", slice(1, None)),
+    "seconds, epoch 1": partial(_mean, "seconds", slice(1)),
+    "seconds, later ones": partial(_mean, "seconds", slice(1, None)),
     "first mini-batch, s": "{first_seconds:.2f}", "CPU of an idle server, %": _idle_percent
 }  # fmt: skip
 
@@ -178,7 +182,7 @@ def marks(result: dict) -> list[tuple]:
         (title, f"{p['nodes']} nodes, room for {100 * p['fraction']:g} % each, {p['kind']}",
          epoch, np.divide(values, p["examples"] / 100 if key == "reads" else 1))
         for key, title in titles.items()
-        for p in result.get("points", ()) if p["kind"] in ("peers", "alone")
+        for p in result.get("points", ()) if p["kind"] in ("peers", "published", "alone")
         for epoch, values in enumerate(zip(*(run[key] for run in p["runs"]), strict=True), 1)
     ]  # fmt: skip
 
@@ -214,8 +218,7 @@ def take_served(request: dict) -> dict:
         server.kill()
         server.join()
     n_sent = n_files * n_rounds
-    mb_per_s = n_sent * size_bytes / seconds / 1e6
-    return {"mb_per_s": mb_per_s, "cpu_us": used_seconds / n_sent * 1e6}
+    return {"mb_per_s": n_sent * size_bytes / seconds / 1e6, "cpu_us": used_seconds / n_sent * 1e6}
 
 
 def _serve_files(directory: str, names: list[str], size: int, listener: socket.socket) -> None:

@@ -70,6 +70,13 @@ def check_timeout(dataset_timeout: float | None) -> float | None:
     return dataset_timeout
 
 
+def check_epochs(epochs: float | None) -> float | None:
+    """Return the argument; OptionError if it is neither None nor above 0."""
+    if epochs is not None and not epochs > 0:
+        raise OptionError("epochs", f"{epochs!r} epochs are no training; use None")
+    return epochs
+
+
 def choose_sampler(
     shuffle: bool | None, order_sampler: OrderSampler | None, seed: int | None
 ) -> OrderSampler | EpochSampler | None:
@@ -97,7 +104,7 @@ def arguments_of(iterator: Any) -> dict[str, Any]:
     has_own_sampler = sampler is not None and sampler is not iterator._made_sampler
     names = (
         "dataset", "batch_size", "repeat", "n_processes", "n_prefetch", "shared_mem",
-        "dataset_timeout", "staging", "seed", "bad_examples",
+        "dataset_timeout", "staging", "seed", "bad_examples", "epochs",
     )  # fmt: skip
     return {
         **{name: getattr(iterator, name) for name in names},

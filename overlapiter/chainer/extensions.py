@@ -12,6 +12,7 @@ import chainer
 from chainer import training
 from chainer.training import extensions
 
+from overlapiter.chainer.iterator import OverlapIterator
 from overlapiter.stats import Stats
 
 
@@ -86,7 +87,8 @@ class LoadingReport(training.Extension):
     With a communicator all ranks extend their trainers by it, and rank 0 reports: once in an
     interval each rank sends it a few numbers and does not wait. An iteration costs a few
     microseconds. It works with any iterator: while the trainer runs, it wraps the iterator's
-    ``next()``, which Chainer's updaters call.
+    ``next()``, which Chainer's updaters call. An :class:`overlapiter.OverlapIterator` that does not
+    know its ``epochs`` is told those of the trainer's stop trigger, if that is an interval.
 
     Args:
         comm: ChainerMN's communicator; None for a training in one process.
@@ -115,8 +117,10 @@ class LoadingReport(training.Extension):
         self._began_seconds: float | None = None
 
     def initialize(self, trainer: training.Trainer) -> None:
-        """Wrap the iterator's ``next()``."""
-        self._iterator = trainer.updater.get_iterator(self._name)
+        """Wrap the iterator's ``next()``, and tell the iterator when training ends."""
+        iterator = self._iterator = trainer.updater.get_iterator(self._name)
+        if isinstance(iterator, OverlapIterator) and iterator.epochs is None:
+            iterator.epochs = _epochs_until(trainer.stop_trigger, iterator)
         self._next = self._iterator.next
         # Not by setattr: ChainerMN's iterators set attributes of the iterator that they wrap.
         vars(self._iterator)["next"] = self._timed_next
@@ -255,6 +259,16 @@ def stats_of(iterator: Any) -> Stats | None:
     stats = getattr(iterator, "stats", None)
     counted = stats() if callable(stats) else None
     return counted if isinstance(counted, Stats) else None
+
+
+def _epochs_until(trigger: Any, iterator: OverlapIterator) -> float | None:
+    """Return after how many epochs a trigger stops a trainer; None if that is not known."""
+    if not isinstance(trigger, training.triggers.IntervalTrigger):
+        return None
+    n_epochs: float = trigger.period
+    if trigger.unit == "iteration":
+        n_epochs *= iterator.batch_size / max(1, iterator._epoch_size)
+    return n_epochs
 
 
 def _await_kernels(trainer: training.Trainer) -> None:

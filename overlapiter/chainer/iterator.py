@@ -16,6 +16,7 @@ import numpy as np
 from overlapiter.chainer.arguments import (
     OrderSampler,
     arguments_of,
+    check_epochs,
     check_timeout,
     choose_sampler,
     count_readers,
@@ -90,6 +91,9 @@ class OverlapIterator(ProgressAttributes):
         trace: Where to record what all processes do: the path of a JSON file for
             https://ui.perfetto.dev, or what :func:`overlapiter.trace` gave; by default that of the
             ``with overlapiter.trace(...)`` block around this call, if there is one.
+        epochs: After how many epochs training is known to end, counted as in ``epoch_detail``.
+            Nothing is staged or read for what would follow, until it is asked for all the same.
+            None: as :class:`overlapiter.LoadingReport` finds it in the trainer's stop trigger.
 
     Raises:
         OptionError: An argument cannot work.
@@ -129,6 +133,7 @@ class OverlapIterator(ProgressAttributes):
         seed: int | None = None,
         bad_examples: BadExamples = "raise",
         trace: str | os.PathLike[str] | Trace | None = None,
+        epochs: float | None = None,
     ) -> None:
         created_ns = time.monotonic_ns()
         added = set(vars(self))  # by a subclass
@@ -143,6 +148,7 @@ class OverlapIterator(ProgressAttributes):
         self._maxtasksperchild = count_or_none("maxtasksperchild", maxtasksperchild)
         self.staging = check_staging(staging)
         self.seed = count_or_none("seed", seed, minimum=0)
+        self.epochs = check_epochs(epochs)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
         in_step = repeat and isinstance(order_sampler, ScatteredOrder) and order_sampler.size > 1
@@ -269,9 +275,9 @@ class OverlapIterator(ProgressAttributes):
         """
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
-        self._submit(
-            self._progress.ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch)
-        )
+        ahead = self._progress.ahead
+        ahead.end = self.epochs
+        self._submit(ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
 
     def _announce_orders(self, *, includes_known: bool = False) -> None:
         """Send the pipeline the orders of epochs that have become known, for staging."""

@@ -1,19 +1,24 @@
 """What of a placement nodes have room for, tier by tier.
 
-Two placements. :func:`greedy_placement` is the published one: each rank by itself, most frequent
-first. :class:`~overlapiter.peers.holders.Placement`, that of the run, pools the nodes of a job.
-Pure.
+Two placements. :func:`greedy_placement` is the published one, and :class:`GreedyPlacement` for a
+run: each rank by itself, most frequent first. :class:`~overlapiter.peers.holders.Placement` is that
+of our runs: it pools the nodes of a job. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from overlapiter.nextuse import FAR
 from overlapiter.order import Indices
 from overlapiter.peers.holders import NOWHERE, Nodes, Placement
+from overlapiter.scatter import ScatteredOrder
+
+from .plan import AccessPlan
 
 Sizes = NDArray[np.int64]
 Array = NDArray[np.float64]
@@ -39,6 +44,37 @@ def greedy_placement(
         tiers[order[:n_fitting]] = tier
         order = order[n_fitting:]
     return tiers
+
+
+class GreedyPlacement(Placement):
+    """The published placement for a run, to measure what :class:`Placement` gains over it.
+
+    Each rank by itself keeps what it reads most often until the end, of examples of one size, and
+    knows one holder of each: itself, or else the rank that has it first, for which it never waits.
+
+    Args:
+        n_epochs: Epochs of the run.
+        room: The examples that a rank has room for.
+        order: That of a rank, whose view this is.
+        arguments: As :class:`Placement` takes them.
+    """
+
+    def __init__(self, n_epochs: int, room: float, order: ScatteredOrder, *arguments: Any) -> None:
+        super().__init__(order, *arguments)
+        n_examples = len(self.nodes)
+        plan = AccessPlan(order.seed, n_examples, order.size, n_epochs)
+        self.nodes.fill(NOWHERE)
+        self.since.fill(-1)
+        soonest = np.full(n_examples, FAR)
+        for rank in sorted(range(order.size), key=lambda rank: rank == order.rank):  # last
+            first = plan.next_uses(rank)
+            tiers = greedy_placement(plan.frequencies(rank), first, np.ones(n_examples), [room])
+            is_it = (tiers == 0) & ((first < soonest) | (rank == order.rank))
+            self.nodes[is_it], soonest[is_it] = self._node_of[rank], first[is_it]
+
+    def holders(self, _epoch: int) -> Nodes:
+        """Return which node holds each example in any epoch, of shape ``(n_examples, 1)``."""
+        return self.nodes[:, np.newaxis]
 
 
 def pooled_tiers(

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from overlapiter.errors import OptionError
+from overlapiter.nextuse import FAR
 from overlapiter.options import check_count
 from overlapiter.order import Indices
 from overlapiter.peers.holders import Placement
@@ -65,6 +69,28 @@ class AccessPlan:
             An array of shape ``(epoch size, ranks)``.
         """
         return self._order.of_ranks(epoch, self.n_examples, ranks)
+
+    def frequencies(self, rank: int) -> Indices:
+        """Return how often a rank reads each example in the run, of shape ``(n_examples,)``."""
+        counts = np.zeros(self.n_examples, np.intp)
+        for epoch in self.epochs:
+            np.add.at(counts, self.of_ranks([rank], epoch)[:, 0], 1)
+        return counts
+
+    def next_uses(self, rank: int, position: int = 0) -> NDArray[np.int64]:
+        """Return when a rank reads each example first, from a position on; FAR if never again.
+
+        Returns:
+            Positions, of shape ``(n_examples,)``; one is ``epoch * epoch size + offset in it``.
+        """
+        uses = np.full(self.n_examples, FAR, np.int64)
+        length = self._order.length(self.n_examples)
+        for epoch in self.epochs[position // length :]:
+            examples = self.of_ranks([rank], epoch)[:, 0]
+            positions = epoch * length + np.arange(length)
+            is_first = (positions >= position) & (uses[examples] == FAR)
+            np.minimum.at(uses, examples[is_first], positions[is_first])
+        return uses
 
     def placement(self, node_of_rank: Sequence[int]) -> Placement:
         """Return which node holds each example, as the run itself computes it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,6 +242,22 @@ def test_the_head_of_the_next_epoch_is_staged_before_this_one_ends(
         copies = {NAMES[i] for i in head}
         wait_until(lambda: copies <= staged_paths(tmp_path / "fast").keys())
         assert iterator.epoch == 0
+
+
+def test_nothing_is_staged_for_what_follows_the_end_until_it_is_asked_for(
+    source: Path, tmp_path: Path
+) -> None:
+    dataset = DeclaredFiles(source, NAMES)
+    room = {"capacity": None}
+    with iterator_of(dataset, source, tmp_path / "fast", staging=room, epochs=0.5) as iterator:
+        take_epoch(iterator, dataset, N_BATCHES // 2)
+        time.sleep(0.5)
+        before = iterator.stats()
+        order = seeded_order(3, 0, N_FILES).tolist()
+        assert take_epoch(iterator, dataset, N_BATCHES // 2) == order[N_FILES // 2 :]
+        take_epoch(iterator, dataset)
+        after = iterator.stats()
+    assert (before.files_staged, after.files_staged) == (N_FILES // 2, N_FILES)
 
 
 def test_after_a_reset_and_a_jump_to_a_snapshot_what_is_staged_is_still_known(

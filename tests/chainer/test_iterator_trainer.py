@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,34 @@ def expected_log(
     trainer = trainer_of(make, image_folder, out, 3, convert)
     trainer.run()
     return log_of(trainer)
+
+
+@pytest.mark.parametrize(
+    ("stop", "expected"),
+    [
+        ((0.5, "epoch"), 0.5),
+        ((3, "iteration"), 3 * BATCH_SIZE / N_TRAIN),
+        (lambda trainer: trainer.updater.iteration >= 3, None),
+    ],
+)
+def test_a_trainer_with_a_loading_report_tells_its_end_and_nothing_is_staged_beyond(
+    image_folder: Path, tmp_path: Path, stop: Any, expected: float | None
+) -> None:
+    dataset = numbered_images(image_folder, N_TRAIN)
+    # The constructor runs ahead, before there is a trainer.
+    staging = overlapiter.Staging(tmp_path / "fast", keep_free=0, look_ahead=1)
+    with overlapiter.OverlapIterator(dataset, BATCH_SIZE, staging=staging) as iterator:
+        optimizer = chainer.optimizers.SGD(lr=1e-4).setup(Classifier())
+        updater = training.StandardUpdater(iterator, optimizer)
+        trainer = training.Trainer(updater, stop, out=str(tmp_path))
+        trainer.extend(overlapiter.LoadingReport())
+        told: list[float | None] = []
+        trainer.extend(lambda _trainer: told.append(iterator.epochs))
+        trainer.extend(lambda _trainer: time.sleep(0.3), trigger=(3, "iteration"))
+        trainer.run(show_loop_exception_msg=False)
+        assert told == [expected] * 3
+        n_beyond = iterator.stats().files_staged - 3 * BATCH_SIZE
+        assert (n_beyond == 0) == (expected is not None)
 
 
 CONVERTERS = {"its own": overlapiter.concat_examples, "Chainer's": chainer.dataset.concat_examples}

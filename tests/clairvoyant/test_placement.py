@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter.clairvoyant.placement import greedy_placement, pooled_tiers
+from overlapiter.clairvoyant.placement import GreedyPlacement, greedy_placement, pooled_tiers
 from overlapiter.clairvoyant.plan import AccessPlan
 from overlapiter.peers.holders import NOWHERE
+from overlapiter.scatter import ScatteredOrder
 
 N = 2000
 FOUR, TWO = [0, 1, 2, 3], [0, 0, 1, 1]
@@ -76,12 +77,29 @@ def test_a_node_has_what_it_reads_first_in_its_fastest_tier() -> None:
 def test_the_published_placement_fills_tiers_by_frequency_then_first_use() -> None:
     plan = AccessPlan(1, 60, 3, 6)
     stream = np.concatenate([plan.of_ranks([0], epoch) for epoch in plan.epochs]).ravel()
-    counts = np.bincount(stream, minlength=60)
-    first = np.array([[*stream, example].index(example) for example in range(60)])
+    counts, first = plan.frequencies(0), plan.next_uses(0)
+    assert counts.tolist() == np.bincount(stream, minlength=60).tolist()
     tiers = greedy_placement(counts, first, np.full(60, 10), [100, 200])
     expected = sorted(range(60), key=lambda example: (-counts[example], first[example]))
     assert set(np.nonzero(tiers == 0)[0]) == set(expected[:10])
     assert set(np.nonzero(tiers == 1)[0]) == set(expected[10:30])
+
+
+def test_the_published_placement_of_a_run_names_this_rank_or_the_one_that_has_it_first() -> None:
+    plan = AccessPlan(1, 60, 4, 5)
+    held_by = [
+        greedy_placement(plan.frequencies(rank), plan.next_uses(rank), np.ones(60), [18]) == 0
+        for rank in range(4)
+    ]
+    views = [GreedyPlacement(5, 18, ScatteredOrder(rank, 4, 1), FOUR, 60) for rank in range(4)]
+    n_unheld = np.count_nonzero(~np.any(held_by, axis=0))
+    assert 0 < n_unheld < 30
+    for rank, view in enumerate(views):
+        assert view.nodes[held_by[rank]].tolist() == [rank] * 18
+        for example in np.flatnonzero(~held_by[rank]):
+            uses = [(plan.next_uses(r)[example], r) for r in range(4) if held_by[r][example]]
+            assert view.nodes[example] == min(uses, default=(0, NOWHERE))[1]
+        assert view.holders(3).tolist() == view.nodes[:, np.newaxis].tolist()
 
 
 @pytest.mark.parametrize("n_nodes", [128, 129, 40_000])

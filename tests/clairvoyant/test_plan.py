@@ -12,6 +12,7 @@ import pytest
 from overlapiter.clairvoyant.model import binomial
 from overlapiter.clairvoyant.plan import AccessPlan
 from overlapiter.errors import OptionError
+from overlapiter.nextuse import FAR
 from overlapiter.peers.holders import NOWHERE, Placement
 from overlapiter.scatter import ScatteredOrder
 
@@ -25,6 +26,22 @@ def test_it_has_the_accesses_that_the_samplers_of_all_ranks_have(n_examples) -> 
         expected = [ScatteredOrder(rank, 4, SEED).of_epoch(epoch, n_examples) for rank in range(4)]
         assert plan.of_ranks(range(4), epoch).T.tolist() == np.array(expected).tolist()
         assert plan.of_ranks([2], epoch).T.tolist() == [expected[2].tolist()]
+
+
+@pytest.mark.parametrize("n_examples", [8, 40, 43])  # of 43 some come twice in an epoch
+def test_frequencies_and_next_uses_are_those_of_the_accesses(n_examples) -> None:
+    plan = AccessPlan(SEED, n_examples, 4, 3)
+    for rank in range(4):
+        accesses = [plan.of_ranks([rank], epoch).ravel().tolist() for epoch in plan.epochs]
+        accesses = [example for epoch in accesses for example in epoch]
+        counts = [accesses.count(example) for example in range(n_examples)]
+        assert plan.frequencies(rank).tolist() == counts
+        for position in range(len(accesses) + 1):
+            later = accesses[position:]
+            assert plan.next_uses(rank, position).tolist() == [
+                position + later.index(example) if example in later else FAR
+                for example in range(n_examples)
+            ]
 
 
 @pytest.mark.parametrize("remainder", ["fill", "drop", "uneven"])
@@ -62,9 +79,7 @@ def test_the_published_counts_of_examples_that_a_rank_reads_often_are_expected(
 
 def test_a_plan_has_the_published_count_but_for_chance() -> None:
     plan = AccessPlan(SEED, 10_000, 4, 1000)
-    read = np.concatenate([plan.of_ranks([2], epoch) for epoch in plan.epochs])
-    counts = np.bincount(read.ravel())
-    assert np.count_nonzero(counts > 275) == pytest.approx(323, abs=4 * 323**0.5)
+    assert np.count_nonzero(plan.frequencies(2) > 275) == pytest.approx(323, abs=4 * 323**0.5)
 
 
 def test_the_probabilities_are_those_of_the_binomial_distribution() -> None:
