@@ -79,6 +79,12 @@ class Job:
                 os.utime(name, (10**9, 10**9))
         return names
 
+    def store(self, folder: Path) -> SlowStore:
+        return self.kind_of_store(folder, self.open_seconds, self.bytes_per_second)
+
+    def staging_options(self, folder: Path) -> dict[str, Any]:
+        return {"source": folder, "keep_free": 0, "n_prefetchers": 1} | self.staging
+
     def train(self, iterator: Iterator[Any], n_batches: int = 0) -> float:
         """Train on mini-batches; return the examples per second."""
         n_batches, begin = n_batches or self.n_batches, time.perf_counter()
@@ -144,10 +150,9 @@ def _prepared(job: Job, scratch: Path) -> Iterator[Callable[..., Any]]:
         words = ["stage", scratch / "list", "--source", folder, "--to", directory]
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
             assert command([*map(str, words)]) == 0
-    usual = {"source": folder, "keep_free": 0, "n_prefetchers": 1}
-    staging = overlapiter.Staging(directory, **usual, **job.staging)
+    staging = overlapiter.Staging(directory, **job.staging_options(folder))
     options = {"staging": staging if job.is_staging else None, "seed": 1}
-    with job.kind_of_store(folder, job.open_seconds, job.bytes_per_second) as store:
+    with job.store(folder) as store:
         files = attach(TimedFiles(names, job.decode_seconds), store)
         make = functools.partial(overlapiter.OverlapIterator, files, job.batch_size)
         yield functools.partial(make, n_processes=job.n_readers, **options)

@@ -61,7 +61,6 @@ _SERVED = {
 _SECRET = bytes(32)
 _FILE_BYTES = (20_000, 100_000)
 _N_REQUESTS = 2  # on their way at the same time
-_PATIENCE_SECONDS = 60
 
 
 class Options(EpochOptions):
@@ -237,15 +236,13 @@ def _serve_files(directory: str, names: list[str], size: int, listener: socket.s
         server.take_turn()
 
 
-def _serve_bytes(data: bytes, answer_bytes: int, listener: socket.socket) -> None:
+def _serve_bytes(data: bytes, size: int, listener: socket.socket) -> None:
     """Answer each byte that comes with the next of these, in a circle, as ``iperf`` with one."""
     end, _ = listener.accept()
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    answers = [data[at : at + answer_bytes] for at in range(0, len(data), answer_bytes)]
-    for answer in itertools.cycle(answers):
-        if not end.recv(1):
-            return
-        end.sendall(answer)
+    answers = itertools.cycle([data[at : at + size] for at in range(0, len(data), size)])
+    while end.recv(1):
+        end.sendall(next(answers))
 
 
 def _clocks(server: int) -> np.ndarray:
@@ -262,7 +259,7 @@ def _fetch_files(batches: list[list[str]], address: tuple, server: int) -> np.nd
     keys = {name: key_of(f"/nowhere/{name}") for batch in batches for name in batch}
     encoded = [[name.encode() for name in batch] for batch in batches]
     # It lets the client in when it is ready.
-    connection = Connection(address, _SECRET, 30.0, _PATIENCE_SECONDS)
+    connection = Connection(address, _SECRET, 30.0, 60.0)
     start = _clocks(server)
     connection.ask(encoded[0])
     for batch, following in itertools.zip_longest(batches, encoded[1:]):

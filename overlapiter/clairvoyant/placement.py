@@ -72,9 +72,9 @@ class GreedyPlacement(Placement):
             is_it = (tiers == 0) & ((first < soonest) | (rank == order.rank))
             self.nodes[is_it], soonest[is_it] = self._node_of[rank], first[is_it]
 
-    def holders(self, _epoch: int) -> Nodes:
-        """Return which node holds each example in any epoch, of shape ``(n_examples, 1)``."""
-        return self.nodes[:, np.newaxis]
+    def holders(self, epoch: int) -> Nodes:
+        """Return which node holds each example, of shape ``(n_examples, 1)``: at first none."""
+        return np.where(epoch > self.start[0], self.nodes, NOWHERE)[:, np.newaxis]
 
 
 def pooled_tiers(

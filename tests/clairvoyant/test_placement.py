@@ -100,6 +100,7 @@ def test_the_published_placement_of_a_run_names_this_rank_or_the_one_that_has_it
             uses = [(plan.next_uses(r)[example], r) for r in range(4) if held_by[r][example]]
             assert view.nodes[example] == min(uses, default=(0, NOWHERE))[1]
         assert view.holders(3).tolist() == view.nodes[:, np.newaxis].tolist()
+        assert view.holders(0).tolist() == [[NOWHERE]] * 60
 
 
 @pytest.mark.parametrize("n_nodes", [128, 129, 40_000])
