@@ -49,7 +49,6 @@ from overlapiter.workers.start.launch import is_importing_main, pickled, start_f
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
-    from overlapiter.peers.holders import NodeShare
     from overlapiter.pipeline import Pipeline
     from overlapiter.sharedmem.slots import MiniBatch
     from overlapiter.stats import Stats
@@ -110,7 +109,6 @@ class OverlapIterator(ProgressAttributes):
     #: The attributes that the constructor sets.
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
-    _share: NodeShare | None = None
     #: The process whose workers the pipeline has; 0 before there are any.
     _owner_pid = 0
     #: Whether there are none before it is used.
@@ -161,7 +159,7 @@ class OverlapIterator(ProgressAttributes):
         self._begin()
         if not self._starts_later:
             self._start(created_ns)
-        started = {"_pipeline", "_share", "_trace", "_owns_trace", "_owner_pid", "_starts_later"}
+        started = {"_pipeline", "_trace", "_owns_trace", "_owner_pid", "_starts_later"}
         self._own_names = (frozenset(vars(self)) - added) | started
 
     # --- iteration ----------------------------------------------------------------------------
@@ -286,8 +284,7 @@ class OverlapIterator(ProgressAttributes):
             others: dict[int, Indices] = {}
             if isinstance(self.order_sampler, ScatteredOrder):
                 others = self.order_sampler.of_neighbours(orders, self._dataset_size)
-            sharing = self._share.sharing(orders) if self._share is not None and orders else None
-            self._pipeline.announce(orders, others, sharing)
+            self._pipeline.announce(orders, others)
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -326,17 +323,15 @@ class OverlapIterator(ProgressAttributes):
         parcel, plan, joined = planned(
             make, self.staging, self.dataset, first, sampler=self.order_sampler
         )
-        listener = None if joined is None else joined.listener
-        self._share = None if joined is None else joined.share
-        self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
+        self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, joined=joined)
         self._owner_pid = os.getpid()
         self._submit_first()
 
     def _submit_first(self) -> None:
         """Send the workers their first index lists, from where the run begins or goes on."""
-        state = self._state
-        if self._share is not None:
-            self._share.begin(state.epoch, state.current_position, state.order)
+        state, share = self._state, self._pipeline.share
+        if share is not None:
+            share.begin(state.epoch, state.current_position, state.order)
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
         self._announce_orders()
