@@ -41,7 +41,7 @@ from overlapiter.options import (
     count_or_none,
     skip_limit,
 )
-from overlapiter.order import EpochSampler, Indices, IterationState, RunAhead, Step
+from overlapiter.order import Course, EpochSampler, Indices, IterationState, RunAhead, Step
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
@@ -255,10 +255,7 @@ class OverlapIterator(ProgressAttributes):
             state = first_state(next_order, size, self._dataset_size)
         ahead = RunAhead(
             state,
-            self._batch_size,
-            self._repeat,
-            next_order,
-            self._dataset_size,
+            Course(self._batch_size, self._repeat, next_order, self._dataset_size),
             knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
         )
         now = Progress(state, previous_epoch_detail, ahead)
