@@ -37,7 +37,7 @@ from overlapiter.workers.supervisor.service import Service
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
-    from overlapiter.planning import Joined
+    from overlapiter.peers.rendezvous import Joined
     from overlapiter.stats import Stats
 
 #: While waiting for the supervisor, how often to look whether it can still work.

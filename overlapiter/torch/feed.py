@@ -24,8 +24,8 @@ from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
+    from overlapiter.peers.rendezvous import Joined
     from overlapiter.pipeline import Pipeline
-    from overlapiter.planning import Joined
 
 _PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
