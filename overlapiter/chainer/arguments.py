@@ -63,18 +63,11 @@ def count_readers(n_processes: int | None) -> int:
     return check_count("n_processes", n_processes)
 
 
-def check_timeout(dataset_timeout: float | None) -> float | None:
-    """Return the argument; OptionError if it is neither None nor above 0."""
-    if dataset_timeout is not None and not dataset_timeout > 0:
-        raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
-    return dataset_timeout
-
-
-def check_epochs(epochs: float | None) -> float | None:
-    """Return the argument; OptionError if it is neither None nor above 0."""
-    if epochs is not None and not epochs > 0:
-        raise OptionError("epochs", f"{epochs!r} epochs are no training; use None")
-    return epochs
+def above_0_or_none(option: str, value: float | None, else_words: str) -> float | None:
+    """Return an argument; OptionError, with its value and these words, if it is neither."""
+    if value is not None and not value > 0:
+        raise OptionError(option, f"{value!r} {else_words}; use None")
+    return value
 
 
 def choose_sampler(

@@ -15,9 +15,8 @@ import numpy as np
 
 from overlapiter.chainer.arguments import (
     OrderSampler,
+    above_0_or_none,
     arguments_of,
-    check_epochs,
-    check_timeout,
     choose_sampler,
     count_readers,
     first_state,
@@ -142,11 +141,11 @@ class OverlapIterator(ProgressAttributes):
         self.n_processes = count_readers(n_processes)
         self.n_prefetch = check_count("n_prefetch", max(n_prefetch, 1))
         self.shared_mem = count_or_none("shared_mem", shared_mem, minimum=0)
-        self.dataset_timeout = check_timeout(dataset_timeout)
+        self.dataset_timeout = above_0_or_none("dataset_timeout", dataset_timeout, "s is no time")
         self._maxtasksperchild = count_or_none("maxtasksperchild", maxtasksperchild)
         self.staging = check_staging(staging)
         self.seed = count_or_none("seed", seed, minimum=0)
-        self.epochs = check_epochs(epochs)
+        self.epochs = above_0_or_none("epochs", epochs, "epochs are no training")
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
         in_step = repeat and isinstance(order_sampler, ScatteredOrder) and order_sampler.size > 1
