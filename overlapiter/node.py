@@ -21,6 +21,9 @@ from typing import NamedTuple
 #: Replaces the host name as the name of a process's node, for several "nodes" on one machine.
 NODE_VARIABLE = "OVERLAPITER_NODE"
 
+#: Identifies the running kernel; host names are not unique.
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
 #: The launchers' variables for local rank and local size. What may have started another launcher,
 #: once for each node, comes after that one: MPI's after torchrun's, Slurm's after all of these.
 _LAUNCHERS = (
@@ -95,15 +98,10 @@ def this_host() -> Host:
     name = os.environ.get(NODE_VARIABLE, "")
     return Host(
         name or socket.gethostname(),
-        boot_id() or socket.gethostname(),
+        kernel_text(_BOOT_ID_PATH) or socket.gethostname(),
         bool(name),
         tuple(sorted(os.sched_getaffinity(0))),
     )
-
-
-def boot_id() -> str:
-    """Return the identifier of the running kernel, empty if unknown; host names are not unique."""
-    return kernel_text("/proc/sys/kernel/random/boot_id")
 
 
 def kernel_text(path: str) -> str:
