@@ -19,7 +19,6 @@ from overlapiter.chainer.arguments import (
     arguments_of,
     choose_sampler,
     count_readers,
-    first_state,
     order_source,
 )
 from overlapiter.chainer.datasets import DatasetPickler
@@ -40,7 +39,15 @@ from overlapiter.options import (
     count_or_none,
     skip_limit,
 )
-from overlapiter.order import Course, EpochSampler, Indices, IterationState, RunAhead, Step
+from overlapiter.order import (
+    Course,
+    EpochSampler,
+    Indices,
+    IterationState,
+    RunAhead,
+    Step,
+    checked_order,
+)
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
@@ -251,7 +258,10 @@ class OverlapIterator(ProgressAttributes):
         sampler, size = self.order_sampler, len(self.dataset)
         next_order = order_source(sampler, size)
         if state is None:
-            state = first_state(next_order, size, self._dataset_size)
+            order = None
+            if next_order is not None:
+                order = checked_order(next_order(np.arange(size), 0, 0), self._dataset_size)
+            state = IterationState(0, 0, False, order)
         ahead = RunAhead(
             state,
             Course(self._batch_size, self._repeat, next_order, self._dataset_size),
