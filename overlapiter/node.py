@@ -11,6 +11,7 @@ Lightning's own launcher (_SubprocessScriptLauncher), and of srun(1).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -113,21 +114,16 @@ def kernel_text(path: str) -> str:
         return ""
 
 
-def command_words(pid: int) -> list[str]:
-    """Return the command line of a process of this node; nothing of one that has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return os.fsdecode(file.read()).split("\0")[:-1]
-    except OSError:
-        return []
-
-
 def program_words(pid: int) -> list[str]:
     """Return what runs in a process: the interpreter, without its options, and the script.
 
-    ``-m`` and the module, or ``-c``, may stand in its place. Further words may be private.
+    ``-m`` and the module, or ``-c``, may stand in its place. Further words may be private. Nothing
+    but an empty text is known of a process that has ended.
     """
-    interpreter, *words = command_words(pid) or [""]
+    line = b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        line = file.read()
+    interpreter, *words = os.fsdecode(line).split("\0")[:-1] or [""]
     while words and words[0].startswith("-"):
         option = words.pop(0)
         if option == "-c":
