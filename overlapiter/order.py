@@ -36,6 +36,7 @@ class Course(NamedTuple):
     repeat: bool  # whether a mini-batch goes on with the next epoch at the end of one
     next_order: NextOrder | None  # called once for each end of an epoch; unused without an order
     dataset_size: int  # examples in the dataset, the size of an epoch without an order
+    knows_any_epoch: bool = False  # whether ``next_order`` may be called early, and twice
 
 
 class IterationState(NamedTuple):
@@ -147,8 +148,8 @@ class Step(NamedTuple):
 class RunAhead:
     """Generates steps ahead of the trainer, who is at ``state``; see :func:`advance`.
 
-    It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where it
-    ``knows_any_epoch``.
+    It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where
+    its course ``knows_any_epoch``.
 
     Attributes:
         end: After how many epochs the trainer is expected to end, None if that is not known. What
@@ -157,12 +158,9 @@ class RunAhead:
 
     end: float | None = None
 
-    def __init__(
-        self, state: IterationState, course: Course, *, knows_any_epoch: bool = False
-    ) -> None:
+    def __init__(self, state: IterationState, course: Course) -> None:
         self._taken = state
         self._course = course
-        self._knows_any_epoch = knows_any_epoch
         self.steps: collections.deque[Step] = collections.deque()
         self._orders: dict[int, Indices | None] = {}
         self._enter(state)
@@ -221,7 +219,7 @@ class RunAhead:
             return {}
         self._has_new_orders = False
         epoch, order = self._entered.epoch + 1, self._entered.order
-        if self._knows_any_epoch and self._course.repeat and epoch not in self._orders:
+        if self._course.knows_any_epoch and self._course.repeat and epoch not in self._orders:
             # What fails here fails again when the epoch is due, and is raised then.
             with contextlib.suppress(Exception):
                 position = epoch_size(self._entered, self._course.dataset_size)

@@ -262,12 +262,9 @@ class OverlapIterator(ProgressAttributes):
             if next_order is not None:
                 order = checked_order(next_order(np.arange(size), 0, 0), self._dataset_size)
             state = IterationState(0, 0, False, order)
-        ahead = RunAhead(
-            state,
-            Course(self._batch_size, self._repeat, next_order, self._dataset_size),
-            knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
-        )
-        now = Progress(state, previous_epoch_detail, ahead)
+        knows_any = sampler is None or isinstance(sampler, EpochSampler)
+        course = Course(self._batch_size, self._repeat, next_order, self._dataset_size, knows_any)
+        now = Progress(state, previous_epoch_detail, RunAhead(state, course))
         self._unfinished_at = now  # until the steps are submitted
         self._skipped.begin()
         self._progress = now

@@ -59,11 +59,10 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
 
         order = next_order(None, 0, 0)
         state = IterationState(0, 0, False, order)
-        self._ahead = RunAhead(
-            state,
-            Course(batch_size, True, None if seed is None else next_order, size),
-            knows_any_epoch=True,
+        course = Course(
+            batch_size, True, None if seed is None else next_order, size, knows_any_epoch=True
         )
+        self._ahead = RunAhead(state, course)
         self._n_ahead = 3 if staging is None else max(3, staging.look_ahead)
         first = np.arange(size) if order is None else order
 
