@@ -165,8 +165,7 @@ class OverlapIterator(ProgressAttributes):
         self._begin()
         if not self._starts_later:
             self._start(created_ns)
-        started = {"_pipeline", "_trace", "_owns_trace", "_owner_pid", "_starts_later"}
-        self._own_names = (frozenset(vars(self)) - added) | started
+        self._own_names = (frozenset(vars(self)) - added) | {"_pipeline", "_trace", "_owns_trace"}
 
     # --- iteration ----------------------------------------------------------------------------
 
