@@ -11,6 +11,7 @@ Lightning's own launcher (_SubprocessScriptLauncher), and of srun(1).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -20,6 +21,9 @@ from typing import NamedTuple
 
 #: Replaces the host name as the name of a process's node, for several "nodes" on one machine.
 NODE_VARIABLE = "OVERLAPITER_NODE"
+
+#: Identifies the running kernel; host names are not unique.
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 #: The launchers' variables for local rank and local size. What may have started another launcher,
 #: once for each node, comes after that one: MPI's after torchrun's, Slurm's after all of these.
@@ -95,15 +99,10 @@ def this_host() -> Host:
     name = os.environ.get(NODE_VARIABLE, "")
     return Host(
         name or socket.gethostname(),
-        boot_id() or socket.gethostname(),
+        kernel_text(_BOOT_ID_PATH) or socket.gethostname(),
         bool(name),
         tuple(sorted(os.sched_getaffinity(0))),
     )
-
-
-def boot_id() -> str:
-    """Return the identifier of the running kernel, empty if unknown; host names are not unique."""
-    return kernel_text("/proc/sys/kernel/random/boot_id")
 
 
 def kernel_text(path: str) -> str:
@@ -115,21 +114,16 @@ def kernel_text(path: str) -> str:
         return ""
 
 
-def command_words(pid: int) -> list[str]:
-    """Return the command line of a process of this node; nothing of one that has ended."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return os.fsdecode(file.read()).split("\0")[:-1]
-    except OSError:
-        return []
-
-
 def program_words(pid: int) -> list[str]:
     """Return what runs in a process: the interpreter, without its options, and the script.
 
-    ``-m`` and the module, or ``-c``, may stand in its place. Further words may be private.
+    ``-m`` and the module, or ``-c``, may stand in its place. Further words may be private. Nothing
+    but an empty text is known of a process that has ended.
     """
-    interpreter, *words = command_words(pid) or [""]
+    line = b""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        line = file.read()
+    interpreter, *words = os.fsdecode(line).split("\0")[:-1] or [""]
     while words and words[0].startswith("-"):
         option = words.pop(0)
         if option == "-c":

@@ -29,6 +29,16 @@ class EpochSampler(Protocol):
         """Return the order of ``epoch``, the same one at each call."""
 
 
+class Course(NamedTuple):
+    """How an iterator goes through its dataset."""
+
+    batch_size: int  # examples in a full mini-batch
+    repeat: bool  # whether a mini-batch goes on with the next epoch at the end of one
+    next_order: NextOrder | None  # called once for each end of an epoch; unused without an order
+    dataset_size: int  # examples in the dataset, the size of an epoch without an order
+    knows_any_epoch: bool = False  # whether ``next_order`` may be called early, and twice
+
+
 class IterationState(NamedTuple):
     """The state of an iterator after a mini-batch."""
 
@@ -51,21 +61,8 @@ def epoch_size(state: IterationState, dataset_size: int) -> int:
     return dataset_size if state.order is None else len(state.order)
 
 
-def advance(
-    state: IterationState,
-    batch_size: int,
-    repeat: bool,
-    next_order: NextOrder | None,
-    dataset_size: int,
-) -> tuple[IterationState, IndexList | None]:
-    """Take the next mini-batch.
-
-    Args:
-        state: The state after the previous mini-batch.
-        batch_size: Examples in a full mini-batch.
-        repeat: Whether a mini-batch goes on with the next epoch at the end of one.
-        next_order: Called once for each end of an epoch; unused without an order.
-        dataset_size: Examples in the dataset, the size of an epoch without an order.
+def advance(state: IterationState, course: Course) -> tuple[IterationState, IndexList | None]:
+    """Take the next mini-batch, from the state after the previous one.
 
     Returns:
         The new state and the index list; with ``repeat=False``, after the first epoch, the
@@ -75,16 +72,16 @@ def advance(
         ValueError: The epoch is empty though ``repeat`` is set, or a new order has another length.
         OptionError: A new order holds an index that is no example of the dataset.
     """
-    if not repeat and state.epoch > 0:
+    if not course.repeat and state.epoch > 0:
         return state, None
-    size = epoch_size(state, dataset_size)
-    if repeat and size == 0:
+    size = epoch_size(state, course.dataset_size)
+    if course.repeat and size == 0:
         raise ValueError("Epoch size must be positive for an iterator that repeats.")
 
     position, epoch, order = state.current_position, state.epoch, state.order
     indices: list[int] = []
     epochs: list[int] = []
-    wanted = batch_size
+    wanted = course.batch_size
 
     def take(stop: int) -> None:
         indices.extend(range(position, stop) if order is None else order[position:stop].tolist())
@@ -94,10 +91,9 @@ def advance(
     while position + wanted >= size:
         take(size)
         wanted -= size - position
-        if order is not None and next_order is not None:
-            order = _following(order, position, epoch + 1, next_order, dataset_size)
+        order = _following(order, position, epoch + 1, course)
         epoch, position, is_new_epoch = epoch + 1, 0, True
-        if not repeat:
+        if not course.repeat:
             wanted = 0
             break
     take(position + wanted)
@@ -107,13 +103,13 @@ def advance(
     return new_state, IndexList(indices, epochs, first_position)
 
 
-def _following(
-    order: Indices, position: int, epoch: int, next_order: NextOrder, dataset_size: int
-) -> Indices:
-    following = next_order(order, position, epoch)
+def _following(order: Indices | None, position: int, epoch: int, course: Course) -> Indices | None:
+    if order is None or course.next_order is None:
+        return order
+    following = course.next_order(order, position, epoch)
     if len(following) != len(order):
         raise ValueError("The size of order does not match the size of the previous order.")
-    return checked_order(following, dataset_size)
+    return checked_order(following, course.dataset_size)
 
 
 def checked_order(order: Indices, dataset_size: int) -> Indices:
@@ -152,8 +148,8 @@ class Step(NamedTuple):
 class RunAhead:
     """Generates steps ahead of the trainer, who is at ``state``; see :func:`advance`.
 
-    It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where it
-    ``knows_any_epoch``.
+    It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where
+    its course ``knows_any_epoch``.
 
     Attributes:
         end: After how many epochs the trainer is expected to end, None if that is not known. What
@@ -162,22 +158,9 @@ class RunAhead:
 
     end: float | None = None
 
-    def __init__(
-        self,
-        state: IterationState,
-        batch_size: int,
-        repeat: bool,
-        next_order: NextOrder | None,
-        dataset_size: int,
-        *,
-        knows_any_epoch: bool = False,
-    ) -> None:
+    def __init__(self, state: IterationState, course: Course) -> None:
         self._taken = state
-        self._batch_size = batch_size
-        self._repeat = repeat
-        self._next_order = next_order
-        self._dataset_size = dataset_size
-        self._knows_any_epoch = knows_any_epoch
+        self._course = course
         self.steps: collections.deque[Step] = collections.deque()
         self._orders: dict[int, Indices | None] = {}
         self._enter(state)
@@ -204,17 +187,15 @@ class RunAhead:
             if self.steps and self.steps[-1].index_list is None:  # the end
                 break
             head = self.steps[-1].state if self.steps else self._taken
-            size = epoch_size(head, self._dataset_size)
+            size = epoch_size(head, self._course.dataset_size)
             if self._is_over(head) and not self._is_over(self._taken):
                 break
-            if head.current_position + self._batch_size >= size:  # asks for the next order
+            if head.current_position + self._course.batch_size >= size:  # asks for the next order
                 is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
                 if is_far or not may_cross_epoch:
                     break
             try:
-                step = Step(*advance(
-                    head, self._batch_size, self._repeat, self._next_order, self._dataset_size
-                ))  # fmt: skip
+                step = Step(*advance(head, self._course))
             except Exception as error:  # raised when its mini-batch is due
                 step = Step(head, None, error)
             self.steps.append(step)
@@ -224,7 +205,7 @@ class RunAhead:
         return new
 
     def _is_over(self, state: IterationState) -> bool:
-        size = epoch_size(state, self._dataset_size)
+        size = epoch_size(state, self._course.dataset_size)
         return self.end is not None and state.epoch * size + state.current_position >= round(
             self.end * size
         )
@@ -238,14 +219,11 @@ class RunAhead:
             return {}
         self._has_new_orders = False
         epoch, order = self._entered.epoch + 1, self._entered.order
-        if self._knows_any_epoch and self._repeat and epoch not in self._orders:
+        if self._course.knows_any_epoch and self._course.repeat and epoch not in self._orders:
             # What fails here fails again when the epoch is due, and is raised then.
             with contextlib.suppress(Exception):
-                if order is not None and self._next_order is not None:
-                    order = _following(
-                        order, len(order), epoch, self._next_order, self._dataset_size
-                    )
-                self._orders[epoch] = order
+                position = epoch_size(self._entered, self._course.dataset_size)
+                self._orders[epoch] = _following(order, position, epoch, self._course)
         return dict(self._orders)
 
 

@@ -13,12 +13,11 @@ import importlib
 import math
 import os
 import pickle
-import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described, warn
@@ -38,13 +37,11 @@ from overlapiter.workers.supervisor.service import Service
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
-    from overlapiter.peers.holders import Sharing
+    from overlapiter.peers.rendezvous import Joined
     from overlapiter.stats import Stats
 
 #: While waiting for the supervisor, how often to look whether it can still work.
 _LOOK_AFTER_SECONDS = 1.0
-#: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
-Orders: TypeAlias = "tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]"
 
 
 class Pipeline:
@@ -60,7 +57,11 @@ class Pipeline:
         trace: Where all processes record what they do; by default in the trace of the
             ``with overlapiter.trace(...)`` block around this call, if there is one.
         view: Makes what it hands out.
-        listener: Where other nodes come for staged files; the pipeline takes it over.
+        joined: What the ranks have agreed on; the pipeline takes its listener over. None without
+            peers.
+
+    Attributes:
+        share: What this node holds for others; None if nothing.
     """
 
     def __init__(
@@ -71,8 +72,9 @@ class Pipeline:
         *,
         trace: Tracing = OFF,
         view: Callable[[FilledSlot], Any] = view_examples,
-        listener: socket.socket | None = None,
+        joined: Joined | None = None,
     ) -> None:
+        self.share = None if joined is None else joined.share
         self._view_slot = view
         self._lock_pages = weakref.WeakMethod(self.lock_pages)
         self._created_ns = created_ns
@@ -85,6 +87,7 @@ class Pipeline:
         self._asked_ns = 0  # since when it waits for a mini-batch; 0 while it trains
         self._taken_ns = 0  # when the trainer got its last mini-batch
         self._first: Stats | None = None  # when it got its first one
+        listener = None if joined is None else joined.listener
         self._service = Service(parcel, plan, board_fd, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._is_closed = False  # by its owner; the end of the interpreter does not set it
@@ -92,7 +95,8 @@ class Pipeline:
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._sent_id = 0  # of the first index list that is not sent yet
-        self._orders: Orders = {}, {}, None
+        #: By epoch, as they were announced.
+        self._orders: tuple[Mapping[int, Indices | None], Mapping[int, Indices]] = {}, {}
         self._warned: set[str] = set()
         self._renewal: object = None
         self._ready: dict[int, Message] = {}
@@ -119,23 +123,18 @@ class Pipeline:
         times = begun_ns, time.monotonic_ns()
         self._trace.add("index list", "trainer", *times, number, flows=(number,), phase="s")
 
-    def announce(
-        self,
-        orders: dict[int, Indices | None],
-        others: dict[int, Indices],
-        sharing: Sharing | None = None,
-    ) -> None:
+    def announce(self, orders: Mapping[int, Indices | None], others: Mapping[int, Indices]) -> None:
         """Send the orders of epochs, by which the supervisor chooses which staged files to keep.
 
         Args:
             orders: By epoch, ascending; None for ascending order.
             others: By epoch, what the other ranks of the node read meanwhile, where it is known:
                 a row of examples for each of the order.
-            sharing: What the nodes hold for each other; None if they hold nothing.
         """
         if orders and self._plan.staging is not None:
-            self._orders = orders, others, sharing
-            self._send(("orders", *self._orders))
+            self._orders = orders, others
+            sharing = None if self.share is None else self.share.sharing(orders)
+            self._send(("orders", *self._orders, sharing))
 
     def flush(self) -> None:
         """Send what was queued. Does not wait for an answer."""
@@ -225,7 +224,7 @@ class Pipeline:
             self._renewal = renewal
         self._waiting.clear()
         self._sent_id = self._next_id
-        self._orders = {}, {}, None
+        self._orders = {}, {}
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
@@ -266,11 +265,9 @@ class Pipeline:
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
-        try:
+        with contextlib.suppress(ChannelClosedError):
             self._service.send(message)
             return
-        except ChannelClosedError:
-            pass
         self._revive()
 
     def _hear_within(self, left_seconds: float) -> float:
@@ -284,7 +281,7 @@ class Pipeline:
         return max(0.0, left_seconds - took_seconds)
 
     def _receive(self, left_seconds: float) -> None:
-        try:
+        with contextlib.suppress(ChannelClosedError):
             received = self._service.receive(min(left_seconds, _LOOK_AFTER_SECONDS))
             if received is not None:
                 self._hear(*received)
@@ -294,8 +291,6 @@ class Pipeline:
                 waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
                 raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
             return
-        except ChannelClosedError:
-            pass
         self._revive()
 
     def _ask_what_stalls(self) -> tuple[str, int]:

@@ -7,9 +7,8 @@ import dataclasses
 import errno
 import itertools
 import os
-import socket
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning, warn
 from overlapiter.node import this_node
@@ -25,8 +24,7 @@ from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
 
 if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
-    from overlapiter.peers.client import PeersPlan
-    from overlapiter.peers.holders import NodeShare
+    from overlapiter.peers.rendezvous import Joined
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
@@ -99,14 +97,6 @@ def check_size(dataset_size: int) -> None:
         )
 
 
-class Joined(NamedTuple):
-    """What a rank keeps of having met the others; nothing of it if all of them share a node."""
-
-    peers: PeersPlan | None = None  # the nodes, for the workers
-    listener: socket.socket | None = None  # where other nodes come
-    share: NodeShare | None = None  # what this node holds for them
-
-
 def planned(
     make: Callable[[], tuple[Parcel, SupervisorPlan]],
     staging: Staging | None,
@@ -176,7 +166,6 @@ def _join_peers(
             "needs the orders of all ranks; give overlapiter.scatter_order(comm) as order_sampler, "
             "or as the sampler of a DataLoader, where a DistributedSampler will do, too",
         )
-    from overlapiter.peers.holders import NodeShare
     from overlapiter.peers.rendezvous import communicator_of, from_all, join
 
     comm = communicator_of(peers, sampler.rank, sampler.size)
@@ -190,11 +179,7 @@ def _join_peers(
             f"a source whose path without symbolic links, and whose storage_options for the server "
             f"or archive of a URL, are the same on all nodes",
         )
-    joined = join(comm, sampler.rank)
-    if joined is None:
-        return Joined()
-    share = NodeShare(sampler, joined.node_of_rank, dataset_size)
-    return Joined(joined.plan, joined.listener, share)
+    return join(comm, sampler, dataset_size)
 
 
 def default_prefetchers(n_cores: int) -> int:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from overlapiter.errors import OptionError
 from overlapiter.order import (
+    Course,
     IterationState,
     RunAhead,
     advance,
@@ -26,7 +27,7 @@ def test_each_index_carries_the_epoch_that_it_belongs_to(size, batch_size, shuff
     state = IterationState(0, 0, False, seeded_order(7, 0, size) if shuffle else None)
     indices, epochs = [], []
     for _ in range(5):
-        state, index_list = advance(state, batch_size, True, next_order, size)
+        state, index_list = advance(state, Course(batch_size, True, next_order, size))
         indices += index_list.indices
         epochs += index_list.epochs
     assert epochs == [n // size for n in range(5 * batch_size)]
@@ -36,15 +37,16 @@ def test_each_index_carries_the_epoch_that_it_belongs_to(size, batch_size, shuff
 
 
 def test_the_end_is_final_without_repeat():
-    state, index_list = advance(IterationState(0, 0, False, None), 4, False, None, 3)
+    course = Course(4, False, None, 3)
+    state, index_list = advance(IterationState(0, 0, False, None), course)
     assert index_list.indices == [0, 1, 2]
-    again, nothing = advance(state, 4, False, None, 3)
+    again, nothing = advance(state, course)
     assert nothing is None
     assert again is state
 
 
 def test_an_empty_dataset_gives_one_empty_mini_batch_without_repeat():
-    state, index_list = advance(IterationState(0, 0, False, None), 4, False, None, 0)
+    state, index_list = advance(IterationState(0, 0, False, None), Course(4, False, None, 0))
     assert len(index_list.indices) == len(index_list.epochs) == 0
     assert state.epoch == 1
 
@@ -60,9 +62,9 @@ def test_a_step_that_may_not_cross_an_epoch_is_kept_back_exactly_when_it_would(
 ):
     order = np.arange(size) if has_order else None
     state = IterationState(min(position, size - 1), 0, False, order)
-    arguments = state, batch_size, True, lambda order, _position, _epoch: order, size
-    new_state, _ = advance(*arguments)
-    steps = RunAhead(*arguments).extend(1, 1, may_cross_epoch=False)
+    course = Course(batch_size, True, lambda order, _position, _epoch: order, size)
+    new_state, _ = advance(state, course)
+    steps = RunAhead(state, course).extend(1, 1, may_cross_epoch=False)
     assert len(steps) == (new_state.epoch == 0)
 
 
@@ -74,13 +76,13 @@ def test_the_size_of_an_epoch_is_that_of_the_order():
 def test_a_new_order_of_another_length_is_refused():
     state = IterationState(0, 0, False, np.arange(3))
     with pytest.raises(ValueError, match="does not match the size of the previous order"):
-        advance(state, 3, True, lambda *_: np.arange(4), 10)
+        advance(state, Course(3, True, lambda *_: np.arange(4), 10))
 
 
 def test_a_new_order_with_an_unknown_index_is_refused():
     state = IterationState(0, 0, False, np.arange(3))
     with pytest.raises(OptionError, match=r"index 10.*0 to 9"):
-        advance(state, 3, True, lambda *_: np.array([0, 1, 10]), 10)
+        advance(state, Course(3, True, lambda *_: np.array([0, 1, 10]), 10))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,8 @@ def test_a_seeded_order_stays_what_it_was():
 
 def test_orders_of_epochs_that_are_over_are_forgotten() -> None:
     state = IterationState(0, 0, False, np.arange(10))
-    ahead = RunAhead(state, 5, True, lambda order, _position, _epoch: order.copy(), 10)
+    course = Course(5, True, lambda order, _position, _epoch: order.copy(), 10)
+    ahead = RunAhead(state, course)
     for _ in range(50):
         ahead.extend(3, 3, may_cross_epoch=True)
         ahead.take()

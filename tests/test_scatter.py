@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlapiter.errors import OptionError
-from overlapiter.order import EpochSampler, IterationState, advance, seeded_order
+from overlapiter.order import Course, EpochSampler, IterationState, advance, seeded_order
 from overlapiter.scatter import UNKNOWN, ScatteredOrder, ScatterState
 
 SEED = 5
@@ -37,13 +37,13 @@ class Job:
         """Take a mini-batch on each rank; return all examples, by epoch."""
         taken: dict[int, list[int]] = {}
         for rank, sampler in enumerate(self.ranks):
-            self.states[rank], index_list = advance(
-                self.states[rank],
+            course = Course(
                 self.batch_size,
                 True,
                 lambda _order, _position, epoch, s=sampler: s.of_epoch(epoch, self.n),
                 self.n,
             )
+            self.states[rank], index_list = advance(self.states[rank], course)
             for index, epoch in zip(index_list.indices, index_list.epochs, strict=True):
                 taken.setdefault(int(epoch), []).append(int(index))
         return taken

@@ -11,14 +11,7 @@ import numpy as np
 from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.options import check_count
-from overlapiter.order import (
-    EpochSampler,
-    Indices,
-    IterationState,
-    NextOrder,
-    checked_order,
-    seeded_order,
-)
+from overlapiter.order import EpochSampler, Indices, NextOrder, seeded_order
 
 OrderSampler = Callable[[Any, int], Any]
 
@@ -45,36 +38,16 @@ def order_source(sampler: OrderSampler | EpochSampler | None, size: int) -> Next
     return lambda order, position, _epoch: np.array(sampler(np.array(order), position))
 
 
-def first_state(next_order: NextOrder | None, size: int, dataset_size: int) -> IterationState:
-    """Return the state before the first mini-batch; asks the sampler for an order.
-
-    The dataset has ``size`` examples now, and had ``dataset_size`` when the workers got it.
-    """
-    order = None
-    if next_order is not None:
-        order = checked_order(next_order(np.arange(size), 0, 0), dataset_size)
-    return IterationState(0, 0, False, order)
-
-
 def count_readers(n_processes: int | None) -> int:
     """Return the number of file readers; None and 0 stand for one for each core of this rank."""
-    if not n_processes:
-        return this_node().cores
-    return check_count("n_processes", n_processes)
+    return check_count("n_processes", n_processes or this_node().cores)
 
 
-def check_timeout(dataset_timeout: float | None) -> float | None:
-    """Return the argument; OptionError if it is neither None nor above 0."""
-    if dataset_timeout is not None and not dataset_timeout > 0:
-        raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
-    return dataset_timeout
-
-
-def check_epochs(epochs: float | None) -> float | None:
-    """Return the argument; OptionError if it is neither None nor above 0."""
-    if epochs is not None and not epochs > 0:
-        raise OptionError("epochs", f"{epochs!r} epochs are no training; use None")
-    return epochs
+def above_0_or_none(option: str, value: float | None, else_words: str) -> float | None:
+    """Return an argument; OptionError, with its value and these words, if it is neither."""
+    if value is not None and not value > 0:
+        raise OptionError(option, f"{value!r} {else_words}; use None")
+    return value
 
 
 def choose_sampler(

@@ -15,12 +15,10 @@ import numpy as np
 
 from overlapiter.chainer.arguments import (
     OrderSampler,
+    above_0_or_none,
     arguments_of,
-    check_epochs,
-    check_timeout,
     choose_sampler,
     count_readers,
-    first_state,
     order_source,
 )
 from overlapiter.chainer.datasets import DatasetPickler
@@ -41,7 +39,15 @@ from overlapiter.options import (
     count_or_none,
     skip_limit,
 )
-from overlapiter.order import EpochSampler, Indices, IterationState, RunAhead, Step
+from overlapiter.order import (
+    Course,
+    EpochSampler,
+    Indices,
+    IterationState,
+    RunAhead,
+    Step,
+    checked_order,
+)
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
@@ -49,7 +55,6 @@ from overlapiter.workers.start.launch import is_importing_main, pickled, start_f
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
-    from overlapiter.peers.holders import NodeShare
     from overlapiter.pipeline import Pipeline
     from overlapiter.sharedmem.slots import MiniBatch
     from overlapiter.stats import Stats
@@ -110,7 +115,6 @@ class OverlapIterator(ProgressAttributes):
     #: The attributes that the constructor sets.
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
-    _share: NodeShare | None = None
     #: The process whose workers the pipeline has; 0 before there are any.
     _owner_pid = 0
     #: Whether there are none before it is used.
@@ -144,11 +148,11 @@ class OverlapIterator(ProgressAttributes):
         self.n_processes = count_readers(n_processes)
         self.n_prefetch = check_count("n_prefetch", max(n_prefetch, 1))
         self.shared_mem = count_or_none("shared_mem", shared_mem, minimum=0)
-        self.dataset_timeout = check_timeout(dataset_timeout)
+        self.dataset_timeout = above_0_or_none("dataset_timeout", dataset_timeout, "s is no time")
         self._maxtasksperchild = count_or_none("maxtasksperchild", maxtasksperchild)
         self.staging = check_staging(staging)
         self.seed = count_or_none("seed", seed, minimum=0)
-        self.epochs = check_epochs(epochs)
+        self.epochs = above_0_or_none("epochs", epochs, "epochs are no training")
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
         in_step = repeat and isinstance(order_sampler, ScatteredOrder) and order_sampler.size > 1
@@ -161,8 +165,7 @@ class OverlapIterator(ProgressAttributes):
         self._begin()
         if not self._starts_later:
             self._start(created_ns)
-        started = {"_pipeline", "_share", "_trace", "_owns_trace", "_owner_pid", "_starts_later"}
-        self._own_names = (frozenset(vars(self)) - added) | started
+        self._own_names = (frozenset(vars(self)) - added) | {"_pipeline", "_trace", "_owns_trace"}
 
     # --- iteration ----------------------------------------------------------------------------
 
@@ -254,16 +257,13 @@ class OverlapIterator(ProgressAttributes):
         sampler, size = self.order_sampler, len(self.dataset)
         next_order = order_source(sampler, size)
         if state is None:
-            state = first_state(next_order, size, self._dataset_size)
-        ahead = RunAhead(
-            state,
-            self._batch_size,
-            self._repeat,
-            next_order,
-            self._dataset_size,
-            knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
-        )
-        now = Progress(state, previous_epoch_detail, ahead)
+            order = None
+            if next_order is not None:
+                order = checked_order(next_order(np.arange(size), 0, 0), self._dataset_size)
+            state = IterationState(0, 0, False, order)
+        knows_any = sampler is None or isinstance(sampler, EpochSampler)
+        course = Course(self._batch_size, self._repeat, next_order, self._dataset_size, knows_any)
+        now = Progress(state, previous_epoch_detail, RunAhead(state, course))
         self._unfinished_at = now  # until the steps are submitted
         self._skipped.begin()
         self._progress = now
@@ -286,8 +286,7 @@ class OverlapIterator(ProgressAttributes):
             others: dict[int, Indices] = {}
             if isinstance(self.order_sampler, ScatteredOrder):
                 others = self.order_sampler.of_neighbours(orders, self._dataset_size)
-            sharing = self._share.sharing(orders) if self._share is not None and orders else None
-            self._pipeline.announce(orders, others, sharing)
+            self._pipeline.announce(orders, others)
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -326,17 +325,15 @@ class OverlapIterator(ProgressAttributes):
         parcel, plan, joined = planned(
             make, self.staging, self.dataset, first, sampler=self.order_sampler
         )
-        listener = None if joined is None else joined.listener
-        self._share = None if joined is None else joined.share
-        self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
+        self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, joined=joined)
         self._owner_pid = os.getpid()
         self._submit_first()
 
     def _submit_first(self) -> None:
         """Send the workers their first index lists, from where the run begins or goes on."""
-        state = self._state
-        if self._share is not None:
-            self._share.begin(state.epoch, state.current_position, state.order)
+        state, share = self._state, self._pipeline.share
+        if share is not None:
+            share.begin(state.epoch, state.current_position, state.order)
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
         self._announce_orders()

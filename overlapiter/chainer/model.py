@@ -12,12 +12,6 @@ import numpy as np
 
 from overlapiter.objective import Objective, Vector, can_travel
 
-_LOSSES = {
-    "softmax_cross_entropy": F.softmax_cross_entropy,
-    "mean_squared_error": F.mean_squared_error,
-    "sigmoid_cross_entropy": F.sigmoid_cross_entropy,
-}
-
 
 class ChainerModel:
     """A link; see :class:`overlapiter.mpi.training.model.Model` for what the methods do.
@@ -37,19 +31,18 @@ class ChainerModel:
         if any(param.array is None for param in link.params()):
             with chainer.using_config("train", False), chainer.no_backprop_mode():
                 self._measures(objective.example)
-        named = [
-            (name, each) for name, each in sorted(link.namedparams()) if each.array is not None
-        ]
-        self._names, self._params = [name for name, _ in named], [param for _, param in named]
+        named = sorted(link.namedparams())
+        self._params = {name: each for name, each in named if each.array is not None}
         self._persistent = _persistent(link)
         values = [(name, getattr(of, key)) for name, of, key in self._persistent]
         self.n_state = sum(np.size(value) for _, value in values)
-        self.layout = json.dumps([[name, list(np.shape(each))] for name, each in [*named, *values]])
+        both = *self._params.items(), *values
+        self.layout = json.dumps([[name, list(np.shape(each))] for name, each in both])
         # All parameters become views of one array, so that loading weights is one copy.
-        self._ends = np.cumsum([param.size for param in self._params]).tolist()
+        self._ends = np.cumsum([param.size for param in self._params.values()]).tolist()
         self._flat = self._device.xp.empty(sum(self._ends[-1:]), np.float32)
         views = self._device.xp.split(self._flat, self._ends)[:-1]  # nothing is behind the last end
-        for param, view in zip(self._params, views, strict=True):
+        for param, view in zip(self._params.values(), views, strict=True):
             view[...] = param.array.ravel()
             param.array = view.reshape(param.shape)
 
@@ -88,7 +81,8 @@ class ChainerModel:
         with chainer.using_config("train", True):
             loss, measures = self._measures(batch)
             loss.backward()
-        for param, part in zip(self._params, np.split(gradient, self._ends)[:-1], strict=True):
+        parts = np.split(gradient, self._ends)[:-1]
+        for param, part in zip(self._params.values(), parts, strict=True):
             # One without a gradient has no part in the loss.
             part[:] = 0 if param.grad is None else _on_host(param.grad).ravel()
         self._write_state(gradient)
@@ -119,7 +113,7 @@ class ChainerModel:
             labels = labels.astype(outputs.dtype, copy=False).reshape(outputs.shape)
         elif self._objective.loss == "sigmoid_cross_entropy":
             labels = labels.reshape(outputs.shape)
-        loss = _LOSSES[self._objective.loss](outputs, labels)
+        loss = getattr(F, self._objective.loss)(outputs, labels)  # it is called as in Chainer
         accuracies = [self._accuracy(outputs, labels) for _ in self._objective.metrics]
         return loss, [loss.array, *accuracies]
 
@@ -130,8 +124,8 @@ class ChainerModel:
 
     def names_of_bad(self) -> list[str]:
         """Return the names of the parameters that are not finite."""
-        finite, pairs = self._device.xp.isfinite, zip(self._names, self._params, strict=True)
-        return [name for name, param in pairs if not finite(param.array).all()]
+        finite = self._device.xp.isfinite
+        return [name for name, each in self._params.items() if not finite(each.array).all()]
 
     def save(self, path: str) -> None:
         """Write the link for :func:`chainer.serializers.load_npz`."""

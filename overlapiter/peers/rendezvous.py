@@ -16,9 +16,11 @@ from typing import NamedTuple, TypeVar
 from overlapiter.agreement import Communicator, allgather
 from overlapiter.errors import OptionError, StagingWarning, described, warn
 from overlapiter.node import this_host
+from overlapiter.scatter import ScatteredOrder
 
 from .client import PeersPlan
 from .connection import Address
+from .holders import NodeShare
 from .interfaces import INTERFACE_VARIABLE, address_among, own_addresses
 from .meeting import Rendezvous, StoreCommunicator
 from .protocol import SECRET_BYTES
@@ -27,11 +29,11 @@ T = TypeVar("T")
 
 
 class Joined(NamedTuple):
-    """What a rank has after the rendezvous."""
+    """What a rank keeps of having met the others; nothing of it if all of them share a node."""
 
-    plan: PeersPlan  # for its workers
-    node_of_rank: tuple[int, ...]  # the number of each rank's node
-    listener: socket.socket  # where other nodes come; the caller's
+    peers: PeersPlan | None = None  # the nodes, for its workers
+    listener: socket.socket | None = None  # where other nodes come; the caller's
+    share: NodeShare | None = None  # what this node holds for them
 
 
 def communicator_of(peers: object, rank: int, size: int) -> Communicator:
@@ -66,17 +68,14 @@ def communicator_of(peers: object, rank: int, size: int) -> Communicator:
     )
 
 
-def join(comm: Communicator, rank: int) -> Joined | None:
-    """Have all ranks of a job find each other. Collective.
-
-    Returns:
-        None if all ranks are on one node, and have nothing to fetch from each other.
+def join(comm: Communicator, order: ScatteredOrder, dataset_size: int) -> Joined:
+    """Have all ranks of a job, which share an order, find each other. Collective.
 
     Raises:
         OptionError: On all ranks, if what the user names on one of them is no interface and no
             address of its host, if no interface is common to all, or if one cannot listen.
     """
-    host = this_host()
+    host, rank = this_host(), order.rank
 
     def look() -> tuple[str, str, dict[str, str]]:
         network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"  # has one loopback
@@ -85,7 +84,7 @@ def join(comm: Communicator, rank: int) -> Joined | None:
     nodes, networks, addresses = zip(*from_all(comm, look), strict=True)
     names = list(dict.fromkeys(nodes))
     if len(names) == 1:
-        return None
+        return Joined()
     node_of_rank = tuple(map(names.index, nodes))
     is_one_host = len({*networks}) == 1
     listeners: list[socket.socket] = []
@@ -111,7 +110,7 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         secret=bytes.fromhex(offers[0][1]),
         since=int(time.time()),
     )
-    return Joined(plan, node_of_rank, listeners[0])
+    return Joined(plan, listeners[0], NodeShare(order, node_of_rank, dataset_size))
 
 
 def from_all(comm: Communicator, make: Callable[[], T]) -> list[T]:

@@ -127,7 +127,7 @@ class Epoch(_BaseDataLoaderIter):
         default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         renewal = Renewal(self._base_seed, default_dtype)
         feed = begin(loader, renewal, indices.tolist())
-        share = self._shelf.share
+        share = feed.pipeline.share
         if share is not None and (self._is_resumed or not share.has_begun):
             share.begin(self._progress.number, self._progress.position, order)
         return feed
@@ -204,9 +204,7 @@ class Epoch(_BaseDataLoaderIter):
         foresight = self._foresight
         if foresight is not None and foresight.orders:
             self._order_size = len(foresight.orders[self._progress.number])
-            share = self._shelf.share
-            sharing = None if share is None else share.sharing(foresight.orders)
-            self._pipeline.announce({**foresight.orders}, foresight.others, sharing)
+            self._pipeline.announce(foresight.orders, foresight.others)
         for keys in self._pending:
             self._submit(keys)
         if foresight is not None:

@@ -24,9 +24,8 @@ from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
-    from overlapiter.peers.holders import NodeShare
+    from overlapiter.peers.rendezvous import Joined
     from overlapiter.pipeline import Pipeline
-    from overlapiter.planning import Joined
 
 _PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
@@ -52,7 +51,6 @@ class Shelf:
     def __init__(self) -> None:
         self._feed: Feed | None = None
         self.joined: Joined | None = None
-        self.share: NodeShare | None = None  # what this node holds for others, if there are peers
         self.is_closed = False
         self.latest: Pipeline | None = None  # that an epoch began with, for its counters
 
@@ -76,8 +74,8 @@ class Shelf:
         if feed is not None:
             feed.pipeline.close()
 
-    def keep(self, joined: Joined) -> socket.socket | None:
-        """Keep what the ranks have agreed on; return where other nodes come, for a feed to close.
+    def keep(self, joined: Joined) -> Joined:
+        """Keep what the ranks have agreed on; return it with a listener that is a feed's to close.
 
         Each rank makes new feeds when it has to, while the others train. The servers of several
         feeds listen on one port, and any of them answers.
@@ -87,9 +85,10 @@ class Shelf:
             if joined.listener is not None:
                 weakref.finalize(self, joined.listener.close)
         if joined.listener is None:
-            return None
+            return joined
         # Its own dup() would have those wait in accept() that listen now.
-        return socket.socket(fileno=os.dup(joined.listener.fileno()))
+        listener = socket.socket(fileno=os.dup(joined.listener.fileno()))
+        return joined._replace(listener=listener)
 
 
 def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
@@ -181,8 +180,8 @@ def _new_feed(
         joined=shelf.joined,
     )
     purpose = options, parcel.digest
-    listener = None if joined is None else shelf.keep(joined)
-    shelf.share = None if joined is None else joined.share
+    if joined is not None:
+        joined = shelf.keep(joined)
     view = view_whole if face.collates else view_tensors
-    pipeline = Pipeline(parcel, plan, created_ns, view=view, listener=listener)
+    pipeline = Pipeline(parcel, plan, created_ns, view=view, joined=joined)
     return Feed(pipeline, purpose)

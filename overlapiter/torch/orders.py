@@ -297,7 +297,7 @@ def _foresee_ranks(
     return orders, shared.of_neighbours(orders, size)
 
 
-def as_indices(keys: Sequence[Any], option: str = "") -> Any:
+def as_indices(keys: Sequence[Any], option: str) -> Any:
     """Return keys as an array: of integers, or of objects if some are none.
 
     Raises:

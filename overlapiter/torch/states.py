@@ -28,10 +28,6 @@ from overlapiter.torch.orders import (
 )
 
 _VERSION = 1
-_KEYS = {
-    "version", "epoch", "n_taken", "draws", "dataset_size", "sampler", "sampler_facts",
-    "sampler_epoch", "scattered", "batch", "has_base_seed",
-}  # fmt: skip
 
 
 class Progress:
@@ -88,21 +84,8 @@ def _epoch_size_of(loader: data.DataLoader[Any]) -> int:
 State = dict[str, Any]
 
 
-def batch_of(loader: data.DataLoader[Any]) -> tuple[int | None, int]:
-    """Return the examples in a mini-batch, where that is known, and the ranks."""
-    size = getattr(loader._index_sampler, "batch_size", None)
-    return size if isinstance(size, int) else None, ranks_of(loader)
-
-
-def sampler_name(loader: data.DataLoader[Any]) -> str:
-    """Return of which class the innermost sampler is; the same for any number of ranks."""
-    sampler = samplers_of(loader)[-1]
-    return (OrderedSampler if isinstance(sampler, OrderedSampler) else type(sampler)).__name__
-
-
-def sampler_facts(loader: data.DataLoader[Any]) -> dict[str, int]:
-    """Return what is known of the innermost sampler, the same for all ranks, and its order."""
-    sampler = samplers_of(loader)[-1]
+def _facts_of(sampler: Any) -> dict[str, int]:
+    """Return what is known of an innermost sampler and its order, the same for all ranks."""
     if isinstance(sampler, OrderedSampler):  # its own state says more
         return {}
     if isinstance(sampler, DistributedSampler):
@@ -119,17 +102,18 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
     """
     if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
-    if lacking := ", ".join(sorted(_KEYS - state.keys())):
-        raise OptionError("state_dict", f"lacks {lacking}; give all that state_dict() has returned")
     size = size_of(loader.dataset)
-    if state["dataset_size"] != size:
+    if state.get("dataset_size", size) != size:
         raise OptionError(
             "state_dict",
             f"is of a dataset of {state['dataset_size']} examples, this one has {size}; resume "
             f"with the dataset that it was taken with",
         )
-    _check_sampler(loader, state)
-    was, now = state["batch"], batch_of(loader)
+    ours = state_of(loader, Progress(loader))
+    if lacking := ", ".join(sorted(ours.keys() - state.keys())):
+        raise OptionError("state_dict", f"lacks {lacking}; give all that state_dict() has returned")
+    _check_sampler(loader, state, ours)
+    was, now = state["batch"], ours["batch"]
     if was is not None and tuple(was) != now and state["n_taken"]:
         raise OptionError(
             "state_dict",
@@ -145,19 +129,19 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
         raise OptionError("state_dict", words)
 
 
-def _check_sampler(loader: data.DataLoader[Any], state: State) -> None:
-    is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
+def _check_sampler(loader: data.DataLoader[Any], state: State, ours: State) -> None:
+    is_scattered = ours["scattered"] is not None
     has_begun = state["n_taken"] or state["sampler_epoch"] is not None
-    is_other = has_begun and state["sampler"] != sampler_name(loader)
+    is_other = has_begun and state["sampler"] != ours["sampler"]
     if is_other or is_scattered != (state["scattered"] is not None):
         raise OptionError(
             "state_dict",
-            f"is of another kind of sampler, {state['sampler']}, here it is "
-            f"{sampler_name(loader)}; give the same one",
+            f"is of another kind of sampler, {state['sampler']}, here it is {ours['sampler']}; "
+            f"give the same one",
         )
-    theirs, ours = state["sampler_facts"], sampler_facts(loader)
-    if has_begun and theirs != ours:
-        sides = [", ".join(f"{name}={each[name]}" for name in each) for each in (theirs, ours)]
+    facts = state["sampler_facts"], ours["sampler_facts"]
+    if has_begun and facts[0] != facts[1]:
+        sides = [", ".join(f"{name}={each[name]}" for name in each) for each in facts]
         raise OptionError(
             "state_dict",
             f"is of a {state['sampler']} with {sides[0]}, here it has {sides[1]}; give the same",
@@ -169,8 +153,13 @@ def _check_sampler(loader: data.DataLoader[Any], state: State) -> None:
 
 def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch, or before it."""
-    size, scattered = size_of(loader.dataset), None
+    size, sampler = size_of(loader.dataset), samplers_of(loader)[-1]
+    kind, scattered = type(sampler), None
+    batch_size = getattr(loader._index_sampler, "batch_size", None)
+    if not isinstance(batch_size, int):  # that of a mini-batch is not known
+        batch_size = None
     if epoch.scattered is not None:
+        kind = OrderedSampler  # for any number of ranks
         order, _, whole = epoch.scattered
         scattered = tuple(order.state_of(epoch.number, epoch.position, whole, size))
     return {
@@ -179,11 +168,11 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
         "n_taken": epoch.n_taken,
         "draws": None if scattered else tuple(epoch.draws),
         "dataset_size": size,
-        "sampler": sampler_name(loader),
-        "sampler_facts": sampler_facts(loader),
+        "sampler": kind.__name__,
+        "sampler_facts": _facts_of(sampler),
         "sampler_epoch": epoch.sampler_epoch,
         "scattered": scattered,
-        "batch": None if scattered else batch_of(loader),
+        "batch": None if scattered else (batch_size, ranks_of(loader)),
         "has_base_seed": epoch.has_base_seed,
     }
 

@@ -8,7 +8,7 @@ from chainer.iterators._statemachine import IteratorState, iterator_statemachine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter.order import IterationState, advance
+from overlapiter.order import Course, IterationState, advance
 
 
 class Sampler:
@@ -38,6 +38,7 @@ def test_mini_batches_are_those_of_chainer(size, batch_size, repeat, permutation
     ours, theirs = Sampler(), Sampler()
     state = IterationState(start, 0, False, order)
     expected_state = IteratorState(start, 0, False, order)
+    course = Course(batch_size, repeat, lambda o, p, _: ours(o, p), size)
     for _ in range(6):
         try:
             expected_state, expected = iterator_statemachine(
@@ -45,9 +46,9 @@ def test_mini_batches_are_those_of_chainer(size, batch_size, repeat, permutation
             )
         except ValueError as error:
             with pytest.raises(ValueError, match=str(error)):
-                advance(state, batch_size, repeat, lambda o, p, _: ours(o, p), size)
+                advance(state, course)
             return
-        state, index_list = advance(state, batch_size, repeat, lambda o, p, _: ours(o, p), size)
+        state, index_list = advance(state, course)
         assert (index_list is None) == (expected is None)
         if index_list is not None:
             assert {*map(type, index_list.indices)} <= {int}

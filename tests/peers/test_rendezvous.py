@@ -20,6 +20,7 @@ from overlapiter.peers import meeting, rendezvous
 from overlapiter.peers.interfaces import address_among
 from overlapiter.peers.meeting import Rendezvous, StoreCommunicator
 from overlapiter.peers.rendezvous import communicator_of, from_all, join
+from overlapiter.scatter import ScatteredOrder
 
 SIZE = 4
 
@@ -235,7 +236,7 @@ def test_a_named_address_that_is_none_of_this_node_is_told(monkeypatch: pytest.M
 
     monkeypatch.setenv("OVERLAPITER_INTERFACE", "203.0.113.9")
     with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE: .* listen at 203\.0\.113\.9"):
-        join(Pair(), 0)
+        join(Pair(), ScatteredOrder(0, 2, seed=1), 10)
 
 
 def test_what_one_rank_cannot_do_is_told_on_all_and_none_waits_for_it(
@@ -247,8 +248,9 @@ def test_what_one_rank_cannot_do_is_told_on_all_and_none_waits_for_it(
         return {"eth0": "10.0.0.1"}
 
     def run(rank: int) -> str:
+        order = ScatteredOrder(rank, 2, seed=1)
         with pytest.raises(OptionError) as caught:
-            join(Rendezvous(tmp_path / "meet", rank, 2), rank)
+            join(Rendezvous(tmp_path / "meet", rank, 2), order, 10)
         return str(caught.value)
 
     monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)
@@ -271,8 +273,9 @@ def test_an_address_that_one_rank_alone_names_leaves_none_waiting(
         return Host(name, name, is_named=True, cores=())
 
     def run(rank: int) -> str:
+        order = ScatteredOrder(rank, 2, seed=1)
         with pytest.raises(OptionError) as caught:
-            join(Rendezvous(tmp_path / "meet", rank, 2), rank)
+            join(Rendezvous(tmp_path / "meet", rank, 2), order, 10)
         return str(caught.value)
 
     monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)

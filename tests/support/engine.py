@@ -14,7 +14,7 @@ import numpy as np
 from bench.claims.explained import Job
 from overlapiter.faults import FailedBatch
 from overlapiter.options import Staging
-from overlapiter.order import IterationState, RunAhead, seeded_order
+from overlapiter.order import Course, IterationState, RunAhead, seeded_order
 from overlapiter.pipeline import Pipeline
 from overlapiter.planning import planned
 from overlapiter.stats import Stats
@@ -59,14 +59,10 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
 
         order = next_order(None, 0, 0)
         state = IterationState(0, 0, False, order)
-        self._ahead = RunAhead(
-            state,
-            batch_size,
-            True,
-            None if seed is None else next_order,
-            size,
-            knows_any_epoch=True,
+        course = Course(
+            batch_size, True, None if seed is None else next_order, size, knows_any_epoch=True
         )
+        self._ahead = RunAhead(state, course)
         self._n_ahead = 3 if staging is None else max(3, staging.look_ahead)
         first = np.arange(size) if order is None else order
 
