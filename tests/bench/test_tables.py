@@ -30,6 +30,15 @@ def test_each_result_is_of_an_experiment_and_says_what_was_measured_when(path):
     assert claim.text_of(claim.with_targets(result)), "all tables that it has a row of"
 
 
+@pytest.mark.parametrize("each", plan.EXPERIMENTS, ids=lambda each: each.name)
+def test_each_result_is_that_of_the_command_that_is_planned(each):
+    words = json.loads((claim.RESULTS / f"{each.name}.json").read_text())["command"].split()
+    planned = f"python -m bench {each.claim} {each.arguments}".split()
+    # A name may be that of a claim, too, which then has its own defaults.
+    is_named = words[3:] == [each.name] and plan.named(each.name) == each
+    assert is_named or words[: len(planned)] == planned
+
+
 def test_a_table_stands_between_two_comments(tmp_path, monkeypatch):
     targets = [
         {"what": "speed", "unit": "", "wanted": 0.9, "median": 0.95, "min": 0.91, "max": 1.0}
