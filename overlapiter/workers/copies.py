@@ -27,7 +27,8 @@ class StagedCopies:
     def __init__(self, plan: StagingPlan) -> None:
         directories = [site.directory for site in plan.sites]
         self._key_of = keys_of(plan.source, plan.place, plan.real_source)
-        self._is_url = is_url(plan.source)
+        #: Gives the path, or URL, by which a file is known; the hook has made a URL plain already.
+        self._plain: Callable[[str], str] = str if is_url(plan.source) else normalised
         self._reader = ExtentReader(directories)
         # A link has to lie on the disk of what it leads to.
         self._files = [LocalFiles(directory, self._reader) for directory in directories]
@@ -86,7 +87,7 @@ class StagedCopies:
         ``made_of`` returns, too, how many bytes of the copy it has read.
         """
         self.opened.append(path)
-        extent = self._extent_of(path)
+        extent = self._table.get(self._key_of(self._plain(path))) if self._is_trusted else None
         if extent is not None:
             try:
                 with self._lock:
@@ -110,13 +111,6 @@ class StagedCopies:
             for files in self._files:
                 files.close()
             self._reader.close()
-
-    def _extent_of(self, path: str) -> Extent | None:
-        return self._table.get(self._key(path)) if self._is_trusted else None
-
-    def _key(self, path: str) -> int:
-        # The hook has put a URL into its plain form already.
-        return self._key_of(path if self._is_url else normalised(path))
 
     def have_changed(self) -> bool:
         """Return whether a large copy has changed since the current example opened it.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Set
 from typing import TypeAlias
 
 from overlapiter.openhook import OpenHook
-from overlapiter.sources import Dataset, index_maker, normalised
+from overlapiter.sources import Dataset, index_maker
 from overlapiter.store.extents import Extent
 from overlapiter.workers.copies import Given, StagedCopies
 from overlapiter.workers.plan import StagingPlan
@@ -119,9 +119,9 @@ class Discovery(StagedCopies):
         given = super().give(path, made_of)
         if given is None and self._has_staged(path):
             given = super().give(path, made_of)
-        if given is None and self._key(path) not in self._absent:
+        if given is None and self._key_of(self._plain(path)) not in self._absent:
             # The dataset may leave the directory from which a relative path leads there.
-            self._found = self._found or (path if self._is_url else normalised(path))
+            self._found = self._found or self._plain(path)
             raise _PathFoundError
         return given
 
