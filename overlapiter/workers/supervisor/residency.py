@@ -337,13 +337,9 @@ class _KnownExtents:
         self._others: dict[int, bytes] = {}  # of examples that read none, or several
 
     def put(self, index: int, extents: bytes) -> None:
-        """Note the extents of an example: all its files."""
-        if len(extents) == EXTENT_BYTES:
-            self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES] = extents
-            self._states[index] = _ONE_FILE
-        else:
-            self._others[index] = extents
-            self._states[index] = _NOTHING
+        """Note the extents of an example that reads no file, or several."""
+        self._others[index] = extents
+        self._states[index] = _NOTHING
 
     def put_one_file_each(self, indices: NDArray[np.int64], extents: bytes) -> None:
         """Note the extents of several examples, each of which has one file."""
