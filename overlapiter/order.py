@@ -206,9 +206,8 @@ class RunAhead:
 
     def _is_over(self, state: IterationState) -> bool:
         size = epoch_size(state, self._course.dataset_size)
-        return self.end is not None and state.epoch * size + state.current_position >= round(
-            self.end * size
-        )
+        position = state.epoch * size + state.current_position
+        return self.end is not None and position >= self.end * size - 0.5  # of a rounded product
 
     def take_orders(self, *, includes_known: bool = False) -> dict[int, Indices | None]:
         """Return the known orders, if one has become known since the last call, or in any case.

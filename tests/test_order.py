@@ -129,6 +129,18 @@ def test_a_seeded_order_stays_what_it_was():
     assert seeded_order(42, 3, 8).tolist() == [3, 1, 2, 7, 0, 5, 4, 6]
 
 
+@pytest.mark.parametrize(("end", "n_steps"), [(0.7, 4), (1, 5), (2.4, 12), (float("inf"), 20)])
+def test_steps_are_generated_up_to_the_end_and_beyond_it_once_the_trainer_is_there(
+    end: float, n_steps: int
+) -> None:
+    ahead = RunAhead(IterationState(0, 0, False, None), Course(2, True, None, 10))
+    ahead.end = end
+    assert len(ahead.extend(20, 20, may_cross_epoch=True)) == n_steps
+    for _ in range(n_steps):
+        ahead.take()
+    assert len(ahead.extend(20, 20, may_cross_epoch=True)) == 20
+
+
 def test_orders_of_epochs_that_are_over_are_forgotten() -> None:
     state = IterationState(0, 0, False, np.arange(10))
     course = Course(5, True, lambda order, _position, _epoch: order.copy(), 10)

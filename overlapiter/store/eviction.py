@@ -106,11 +106,13 @@ class Eviction:
     def _n_unknown_at_hand(self) -> int | None:
         """Return of how many examples that are handed out it is not known whether they are staged.
 
-        None if there are others. After an epoch a few are no matter: files may fail, and an epoch
-        may leave examples out.
+        None if there are others. After an epoch a few are no matter, at hand or not: files may fail
+        each time that they are handed out, and an epoch may leave examples out.
         """
         is_over = self._begun >= 0 and self._settled - self._begun >= self._length
         few = _FEW_UNKNOWN * len(self._tiers) if is_over else 0
+        if self._n_unknown <= few:
+            return 0
         if self._n_unknown > few + self.n_in_window:
             return None  # without a look at each
         is_unknown = ~(self._is_looked_up | self._is_left_to_others)
@@ -169,7 +171,7 @@ class Eviction:
         self._settled = position
         by_others, served = self._next_use.pass_by(position)
         if len(by_others):
-            self._leave_to_others(by_others)
+            self._leave_to_others(np.unique(by_others))  # two epochs may have the same one
         settled: list[int] = served.tolist() if self._has_begun else []
         n_served = len(settled)
         while self._window and self._window[0][0] <= position:

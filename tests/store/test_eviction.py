@@ -408,6 +408,32 @@ def test_all_files_are_known_after_an_epoch_though_a_few_failed(n_failing: int) 
         assert keys.tolist() == sorted(wanted)
 
 
+def test_all_files_are_known_though_some_that_fail_are_at_hand_at_any_time() -> None:
+    n_examples = 200
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None, 1: None})
+    eviction.hand_out(0, [*range(n_examples)])
+    for index in range(n_examples - 1):
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.note(n_examples - 1, -1, [], is_complete=False)
+    eviction.hand_out(n_examples, [n_examples - 1])
+    eviction.settle(n_examples)
+    eviction.note(n_examples - 1, -1, [], is_complete=False)
+    assert not eviction.will_soon_know_all()
+    keys = eviction.files_in_use()
+    assert keys is not None
+    assert len(keys) == n_examples - 1
+
+
+def test_an_example_that_others_read_in_two_epochs_at_once_counts_once() -> None:
+    eviction = Eviction(5)
+    own = np.array([0, 1])
+    eviction.learn({0: own, 1: own}, {e: np.array([[2], [3]])[:: 1 - 2 * e] for e in (0, 1)})
+    eviction.note(3, 0, [(4, FILE_BYTES)])
+    eviction.settle(3)  # they have read 2 and 3, and 3 again
+    assert eviction.staged_bytes == 0
+
+
 def test_files_that_other_nodes_keep_need_not_be_known() -> None:
     eviction = Eviction(4)
     eviction.share_with_nodes(np.array([False, True, True, False]))

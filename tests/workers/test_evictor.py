@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -244,6 +247,33 @@ def test_files_are_written_to_the_places_of_those_that_no_run_uses(tmp_path):
     answers = setting.stage(*room.more, make_room=task.make).values()
     places = {(answer.extent.segment, answer.extent.start) for answer in answers}
     assert places == {(extent.segment, extent.start) for extent in strays.values()}
+
+
+@in_a_process
+def test_tasks_may_look_at_once_for_what_no_run_uses(tmp_path, monkeypatch):
+    room = Room(tmp_path, 0, None)
+    (store,) = room.setting.stores
+    files = Files(2, BLOCK_BYTES)
+    other = made_store(room.setting.directories[0], 2, "/lustre/other")
+    assert stage(other, files, files.paths)
+    other.record_end("closed", {})
+    other.close()
+    assert room.evictor.evict_strays(0, are_young_spared=False)  # all of them
+    rows, both = store._access.rows, threading.Barrier(2)
+
+    def slow_rows(statement, *values):
+        found = rows(statement, *values)
+        if statement == neighbours._STRAYS:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.5)
+        return found
+
+    monkeypatch.setattr(store._access, "rows", slow_rows)
+    with ThreadPoolExecutor(2) as tasks:
+        found = [
+            tasks.submit(room.evictor.evict_strays, 0, are_young_spared=False) for _ in range(2)
+        ]
+    assert [each.result() for each in found] == [False, False]
 
 
 @in_a_process

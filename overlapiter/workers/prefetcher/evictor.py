@@ -39,6 +39,7 @@ class Evictor:
         self._stager = stager
         self._count = count
         self._next_search: dict[object, float] = {}
+        self._searching = threading.Lock()  # one thread at a time looks for what no run uses
 
     def evict(
         self, victims: list[Victim], tier: int, make_room: Callable[[int, int], bool]
@@ -59,6 +60,10 @@ class Evictor:
 
     def evict_strays(self, tier: int, *, are_young_spared: bool) -> bool:
         """Evict some files that no run uses; return whether there were any."""
+        with self._searching:
+            return self._evict_strays(tier, are_young_spared=are_young_spared)
+
+    def _evict_strays(self, tier: int, *, are_young_spared: bool) -> bool:
         search, begun = (tier, are_young_spared), time.monotonic()
         if begun < self._next_search.get(search, 0.0):
             return False
