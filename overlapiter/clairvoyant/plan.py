@@ -74,7 +74,7 @@ class AccessPlan:
         """Return how often a rank reads each example in the run, of shape ``(n_examples,)``."""
         counts = np.zeros(self.n_examples, np.intp)
         for epoch in self.epochs:
-            np.add.at(counts, self.of_ranks([rank], epoch)[:, 0], 1)
+            counts += np.bincount(self.of_ranks([rank], epoch)[:, 0], minlength=self.n_examples)
         return counts
 
     def next_uses(self, rank: int, position: int = 0) -> NDArray[np.int64]:
@@ -85,11 +85,11 @@ class AccessPlan:
         """
         uses = np.full(self.n_examples, FAR, np.int64)
         length = self._order.length(self.n_examples)
-        for epoch in self.epochs[position // length :]:
-            examples = self.of_ranks([rank], epoch)[:, 0]
-            positions = epoch * length + np.arange(length)
-            is_first = (positions >= position) & (uses[examples] == FAR)
-            np.minimum.at(uses, examples[is_first], positions[is_first])
+        for epoch in reversed(self.epochs[position // length :]):
+            skipped = max(0, position - epoch * length)
+            examples = self.of_ranks([rank], epoch)[skipped:, 0]
+            positions = epoch * length + np.arange(skipped, length)
+            uses[examples[::-1]] = positions[::-1]  # of several uses the first one is written last
         return uses
 
     def placement(self, node_of_rank: Sequence[int]) -> Placement:
