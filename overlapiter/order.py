@@ -150,13 +150,7 @@ class RunAhead:
 
     It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where
     its course ``knows_any_epoch``.
-
-    Attributes:
-        end: After how many epochs the trainer is expected to end, None if that is not known. What
-            follows is generated when the trainer has come there all the same.
     """
-
-    end: float | None = None
 
     def __init__(self, state: IterationState, course: Course) -> None:
         self._taken = state
@@ -176,11 +170,14 @@ class RunAhead:
         self._taken = self.steps[0].state
         return self.steps.popleft()
 
-    def extend(self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool) -> list[Step]:
+    def extend(
+        self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool, end: float | None = None
+    ) -> list[Step]:
         """Generate steps until ``n_wanted`` are ahead, and return the new ones.
 
         Beyond the ``n_needed`` now it goes no further than the epoch after the trainer's, so that
         an order sampler is not called long before its epoch, if it ``may_cross_epoch`` at all.
+        Beyond ``end``, the number of epochs that are expected, it goes once the trainer is there.
         """
         new = []
         while len(self.steps) < n_wanted:
@@ -188,7 +185,7 @@ class RunAhead:
                 break
             head = self.steps[-1].state if self.steps else self._taken
             size = epoch_size(head, self._course.dataset_size)
-            if self._is_over(head) and not self._is_over(self._taken):
+            if self._is_at(end, head) and not self._is_at(end, self._taken):
                 break
             if head.current_position + self._course.batch_size >= size:  # asks for the next order
                 is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
@@ -204,10 +201,10 @@ class RunAhead:
                 self._enter(step.state)
         return new
 
-    def _is_over(self, state: IterationState) -> bool:
+    def _is_at(self, end: float | None, state: IterationState) -> bool:
         size = epoch_size(state, self._course.dataset_size)
         position = state.epoch * size + state.current_position
-        return self.end is not None and position >= self.end * size - 0.5  # of a rounded product
+        return end is not None and position >= end * size - 0.5  # of a rounded product
 
     def take_orders(self, *, includes_known: bool = False) -> dict[int, Indices | None]:
         """Return the known orders, if one has become known since the last call, or in any case.

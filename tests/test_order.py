@@ -134,11 +134,10 @@ def test_steps_are_generated_up_to_the_end_and_beyond_it_once_the_trainer_is_the
     end: float, n_steps: int
 ) -> None:
     ahead = RunAhead(IterationState(0, 0, False, None), Course(2, True, None, 10))
-    ahead.end = end
-    assert len(ahead.extend(20, 20, may_cross_epoch=True)) == n_steps
+    assert len(ahead.extend(20, 20, may_cross_epoch=True, end=end)) == n_steps
     for _ in range(n_steps):
         ahead.take()
-    assert len(ahead.extend(20, 20, may_cross_epoch=True)) == 20
+    assert len(ahead.extend(20, 20, may_cross_epoch=True, end=end)) == 20
 
 
 def test_orders_of_epochs_that_are_over_are_forgotten() -> None:

@@ -275,9 +275,8 @@ class OverlapIterator(ProgressAttributes):
         """
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
-        ahead = self._progress.ahead
-        ahead.end = self.epochs
-        self._submit(ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
+        extend = self._progress.ahead.extend
+        self._submit(extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch, end=self.epochs))
 
     def _announce_orders(self, *, includes_known: bool = False) -> None:
         """Send the pipeline the orders of epochs that have become known, for staging."""
