@@ -265,9 +265,11 @@ class Pipeline:
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
-        with contextlib.suppress(ChannelClosedError):
+        try:
             self._service.send(message)
             return
+        except ChannelClosedError:
+            pass
         self._revive()
 
     def _hear_within(self, left_seconds: float) -> float:
@@ -281,7 +283,7 @@ class Pipeline:
         return max(0.0, left_seconds - took_seconds)
 
     def _receive(self, left_seconds: float) -> None:
-        with contextlib.suppress(ChannelClosedError):
+        try:
             received = self._service.receive(min(left_seconds, _LOOK_AFTER_SECONDS))
             if received is not None:
                 self._hear(*received)
@@ -291,6 +293,8 @@ class Pipeline:
                 waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
                 raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
             return
+        except ChannelClosedError:
+            pass
         self._revive()
 
     def _ask_what_stalls(self) -> tuple[str, int]:
