@@ -178,6 +178,7 @@ static void *serve(void *argument)
 {
     Pool *pool = argument;
     Read *read;
+    int has_more;
     pthread_mutex_lock(&pool->lock);
     for (;;) {
         while (!may_begin(pool) && pool->n_threads <= pool->n_wanted) {
@@ -191,9 +192,10 @@ static void *serve(void *argument)
         if (!(pool->waiting.first = read->next))
             pool->waiting.end = &pool->waiting.first;
         pool->n_busy++;
-        if (pool->n_idle && may_begin(pool))
-            pthread_cond_signal(&pool->asked);
+        has_more = pool->n_idle && may_begin(pool);
         pthread_mutex_unlock(&pool->lock);
+        if (has_more) /* not before: the thread that wakes up would have to wait for the lock */
+            pthread_cond_signal(&pool->asked);
         read_file(read, pool->most_bytes);
         pthread_mutex_lock(&pool->lock);
         pool->n_busy--;
