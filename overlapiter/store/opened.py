@@ -73,13 +73,17 @@ class OpenGeneration:
         self._is_left = self._was_gone = False
         self.limits = Limits(site, self.folder)
         self.block_bytes = self.limits.block_bytes
-        try:
-            self._open(introduce, patience)
-        except OSError as error:
-            if not segments.is_full(error) or not use_reserve(path):
-                raise
-            self._open(introduce, patience)
+        self._with_reserve(lambda: self._open(introduce, patience))
         self._make_reserve()
+
+    def _with_reserve(self, action: Callable[[], ResultT]) -> ResultT:
+        """Return what ``action`` returns; on a full disk, done anew in the place of the reserve."""
+        try:
+            return action()
+        except OSError as error:
+            if not segments.is_full(error) or not use_reserve(self.path):
+                raise
+            return action()
 
     def _make_reserve(self) -> None:
         make_reserve(self.path, min(_RESERVE_BYTES, self.limits.disk_bytes // INDEX_SHARE))
@@ -136,7 +140,7 @@ class OpenGeneration:
             return work(cursor)
 
         try:
-            return self.index.write(all_work)
+            return self._with_reserve(lambda: self.index.write(all_work))
         except BaseException:
             with self.lock:
                 self._owed += owed
@@ -384,6 +388,7 @@ class OpenGeneration:
     def rest(self) -> None:
         """Give back what is reserved or claimed in vain, which others may need meanwhile."""
         with self.lock:
+            self._make_reserve()  # it may have been used, and the disk have room again
             if self._segment.surplus_bytes:
                 self._cut_reservation(0)
             if self._owed:

@@ -80,6 +80,25 @@ def test_a_disk_that_fills_up_at_any_byte_is_passed_by_and_used_again_when_there
     assert [text for text in run.warnings if f"{disk / 'fast'} is full" not in text] == []
 
 
+def test_on_a_disk_that_something_else_fills_to_the_last_block_what_is_needed_last_makes_room(
+    tmp_path: Path,
+) -> None:
+    source = SourceFiles(tmp_path / "source", n_files=600, most_bytes=20_000)
+    with (
+        mounted_tmpfs(tmp_path / "disk", 3 * source.total_bytes) as disk,
+        source.iterate(disk / "fast") as run,
+    ):
+        run.take(len(source.epoch) // 2)
+        run.settle()
+        query(disk / "fast", "PRAGMA wal_checkpoint(TRUNCATE)")  # so that its log has no room
+        fill_up(disk / "more")
+        before = run.iterator.stats()
+        run.take_until(lambda stats: stats.files_evicted > 50)
+        run.take_until(lambda stats: stats.files_staged > before.files_staged + 50)
+        run.take(len(source.epoch))
+    assert_accounted(disk / "fast")
+
+
 def fill_up(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         try:
