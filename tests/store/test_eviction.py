@@ -408,6 +408,23 @@ def test_all_files_are_known_after_an_epoch_though_a_few_failed(n_failing: int) 
         assert keys.tolist() == sorted(wanted)
 
 
+def test_all_files_are_known_though_many_failed_once_these_were_looked_up_twice() -> None:
+    n_examples, n_failing = 200, 150
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None, 1: None})
+    for epoch in range(2):
+        assert eviction.files_in_use() is None
+        eviction.hand_out(epoch * n_examples, [*range(n_examples)])
+        for index in range(n_examples):
+            is_failing = index < n_failing
+            files = [] if is_failing else [(index + 1, FILE_BYTES)]
+            eviction.note(index, -is_failing, files, is_complete=not is_failing)
+        eviction.settle((epoch + 1) * n_examples)
+    keys = eviction.files_in_use()
+    assert keys is not None
+    assert keys.tolist() == [*range(n_failing + 1, n_examples + 1)]
+
+
 def test_all_files_are_known_though_some_that_fail_are_at_hand_at_any_time() -> None:
     n_examples = 200
     eviction = Eviction(n_examples)
