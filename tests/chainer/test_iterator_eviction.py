@@ -408,11 +408,30 @@ class OneRootForTwo:
 
 
 @pytest.mark.filterwarnings("ignore:the staging directory")
-def test_files_of_the_same_root_that_no_run_has_used_for_days_make_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_empty", [0, 4])  # an empty file is not staged, whenever it is read
+def test_files_of_the_same_root_that_no_run_has_used_for_days_make_room(
+    tmp_path: Path, n_empty: int
+) -> None:
     two = OneRootForTwo(tmp_path)
+    for path in two.new.names[:n_empty]:
+        (two.root / path).write_bytes(b"")
     query(two.fast, "UPDATE staged SET used=used - 3 * 86400")
-    two.take_epochs_of_new(4)
-    assert N_NEW - BATCH_SIZE <= two.n_left("new") <= N_OLD - two.n_left("old")
+    two.take_epochs_of_new(5)
+    assert N_NEW - n_empty - BATCH_SIZE <= two.n_left("new") <= N_OLD - two.n_left("old")
+
+
+def test_what_is_of_use_is_told_again_by_the_successor_of_a_prefetcher_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    two = OneRootForTwo(tmp_path)
+    living = "SELECT COUNT(*) FROM run WHERE ended IS NULL AND told > 0"
+    with two.iterator(two.old) as iterator:
+        take_epoch(iterator, two.old, N_OLD // BATCH_SIZE)
+        wait_until(lambda: query(two.fast, living) == [(1,)])
+        query(two.fast, "UPDATE run SET told=0")  # as if it had been killed before
+        kill_all(workers()["ovl-prefetcher"])
+        wait_until(lambda: query(two.fast, living) == [(1,)])
+        take_epoch(iterator, two.old, N_OLD // BATCH_SIZE)
 
 
 @pytest.mark.filterwarnings("ignore:the staging directory")
