@@ -285,9 +285,9 @@ class Eviction:
         if self._tier_at[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
-        losers = [victim.example]
+        losers, keys = [victim.example], {*victim.keys}
         for file_id in self._owners.shared_files(victim.example):
-            if not victim.keys or file_id in victim.keys:
+            if not keys or file_id in keys:
                 losers += self._owners.of(file_id)
         for index in losers:
             self.note_absent(index)

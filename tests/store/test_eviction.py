@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 
 import numpy as np
@@ -162,6 +163,22 @@ def test_a_file_that_several_examples_read_goes_with_the_one_that_needs_it_first
     eviction.learn({1: np.array([1, 2, 3, 0])})
     keys = {victim.example: victim.keys for victim in eviction.offer(0, 100)}
     assert keys == {0: (20,), 3: (9, 23), 2: (8, 22), 1: (7, 21)}
+
+
+def test_examples_may_share_tens_of_thousands_of_files() -> None:
+    n_examples = 4
+    files = [(file_id, FILE_BYTES) for file_id in range(1, 50_001)]
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None, 1: None})
+    began_seconds = time.process_time()
+    for index in range(n_examples):
+        eviction.hand_out(index, [index])
+        eviction.note(index, 0, files)
+    eviction.settle(n_examples)
+    (victim,) = eviction.offer(0, 1)
+    assert eviction.note_evicted(victim, was_there=True)
+    assert time.process_time() - began_seconds < 10  # some minutes, if each is sought in a list
+    assert len(victim.keys) == len(files)
 
 
 def test_a_victim_says_what_it_gives_back_or_the_mean_where_that_is_not_known() -> None:
