@@ -20,8 +20,14 @@ from overlapiter.errors import StagingWarning
 from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, Drawn, FewFiles, Pairs, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
-from tests.chainer.scripts import kill_all, wait_until, workers
-from tests.support.staged import charged_bytes, data_on_disk, query, staged_paths
+from tests.chainer.scripts import PROMPT_SECONDS, kill_all, wait_until, workers
+from tests.support.staged import (
+    charged_bytes,
+    data_on_disk,
+    query,
+    staged_paths,
+    stopped_in_transaction,
+)
 
 N_FILES = 160
 BATCH_SIZE = 4
@@ -333,6 +339,25 @@ def test_a_second_run_finds_what_the_first_one_left_in_any_tier(
         with no_warning(), iterator_of(dataset, source, None, staging=staging) as iterator:
             take_epoch(iterator, dataset)
             assert (iterator.stats().files_staged == 0) == (run == 1)
+
+
+@pytest.mark.filterwarnings("ignore:some files of .* are read from the source")
+def test_a_tier_that_cannot_be_told_what_is_of_use_holds_no_read_up(
+    source: Path, tmp_path: Path
+) -> None:
+    dataset = DeclaredFiles(source, NAMES)
+    ram, nvme = tmp_path / "ram", tmp_path / "nvme"
+    staging = {
+        "tiers": [Tier(ram, capacity_of(0.2)), Tier(nvme, capacity_of(0.5))],
+        "capacity": None, "n_prefetchers": 1, "reads_in_flight": 1,
+    }  # fmt: skip
+    with iterator_of(dataset, source, None, staging=staging) as iterator:
+        take_epoch(iterator, dataset, 1)
+        with stopped_in_transaction(ram):
+            for _ in range(3 * N_BATCHES):  # it is to be told after the first N_BATCHES
+                start = time.monotonic()
+                take_epoch(iterator, dataset, 1)
+                assert time.monotonic() - start < PROMPT_SECONDS
 
 
 def test_the_default_sampler_is_asked_for_no_order_before_its_time(
