@@ -213,9 +213,10 @@ class Eviction:
             files: Those of its files that are, each as its number and its size in bytes.
             is_missing: Whether there was no room for others.
             is_complete: Whether these are all its files. If not, and there was room, a file or a
-                disk may have failed: unless any is staged, the example is to be looked up again.
+                disk may have failed: unless any is staged, the example is to be looked up again,
+                once.
         """
-        is_known = is_complete or is_missing or tier >= 0
+        is_known = is_complete or is_missing or tier >= 0 or self._tier_at[index] == _ABSENT
         if is_known and not self._is_looked_up[index]:
             self._note_looked_up(np.array([index]))
         if tier < 0:
@@ -284,9 +285,9 @@ class Eviction:
         if self._tier_at[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
-        losers = [victim.example]
+        losers, keys = [victim.example], {*victim.keys}
         for file_id in self._owners.shared_files(victim.example):
-            if not victim.keys or file_id in victim.keys:
+            if not keys or file_id in keys:
                 losers += self._owners.of(file_id)
         for index in losers:
             self.note_absent(index)

@@ -7,7 +7,7 @@ first still does, so their owners are kept: some hundred bytes for each example 
 from __future__ import annotations
 
 import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class Owners:
         self._last_uses: dict[int, int] = {}  # of files that several read
         self._make_table(max(8, 1 << int(n_files / _LOAD).bit_length()))
         self._several: dict[int, array.array[int]] = {}
-        self._shared: dict[int, list[int]] = {}
+        self._shared: dict[int, dict[int, None]] = {}  # in order, of each example
         self._soonest: dict[int, tuple[int, int]] = {}
 
     def _make_table(self, size: int) -> None:
@@ -60,7 +60,7 @@ class Owners:
 
     def _join(self, index: int, file_id: int) -> None:
         self._several[file_id].append(index)
-        self._shared.setdefault(index, []).append(file_id)
+        self._shared.setdefault(index, {})[file_id] = None
         self._soonest.pop(file_id, None)
         last_use = int(self._last_use[index])
         self._last_uses[file_id] = max(last_use, self._last_uses.get(file_id, -1))
@@ -72,7 +72,7 @@ class Owners:
                 for file_id in self.shared_files(index):
                     self._last_uses[file_id] = int(self._last_use[index])
 
-    def shared_files(self, index: int) -> Sequence[int]:
+    def shared_files(self, index: int) -> Collection[int]:
         """Return those files of an example that others read, too."""
         return self._shared.get(index, ())
 
@@ -80,21 +80,19 @@ class Owners:
         """Return the examples that read a file which several do."""
         return self._several[file_id]
 
-    def needed_sooner(
-        self, index: int, next_use: NDArray[np.int64], settled: int
-    ) -> tuple[int, ...]:
+    def needed_sooner(self, index: int, next_use: NDArray[np.int64], settled: int) -> set[int]:
         """Return those files of an example that another one reads before it does.
 
         ``next_use`` has a position for each example; all that was handed out before ``settled`` has
         been read.
         """
         own = int(next_use[index])
-        return tuple(
+        return {
             file_id
             for file_id in self.shared_files(index)
             if self._last_uses[file_id] >= settled
             or self._first_use(file_id, next_use) < (own, index)
-        )
+        }
 
     def first_readers(
         self, indices: list[int], next_use: NDArray[np.int64], settled: int

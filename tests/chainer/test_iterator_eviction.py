@@ -20,8 +20,14 @@ from overlapiter.errors import StagingWarning
 from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, Drawn, FewFiles, Pairs, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
-from tests.chainer.scripts import kill_all, wait_until, workers
-from tests.support.staged import charged_bytes, data_on_disk, query, staged_paths
+from tests.chainer.scripts import PROMPT_SECONDS, kill_all, wait_until, workers
+from tests.support.staged import (
+    charged_bytes,
+    data_on_disk,
+    query,
+    staged_paths,
+    stopped_in_transaction,
+)
 
 N_FILES = 160
 BATCH_SIZE = 4
@@ -335,6 +341,25 @@ def test_a_second_run_finds_what_the_first_one_left_in_any_tier(
             assert (iterator.stats().files_staged == 0) == (run == 1)
 
 
+@pytest.mark.filterwarnings("ignore:some files of .* are read from the source")
+def test_a_tier_that_cannot_be_told_what_is_of_use_holds_no_read_up(
+    source: Path, tmp_path: Path
+) -> None:
+    dataset = DeclaredFiles(source, NAMES)
+    ram, nvme = tmp_path / "ram", tmp_path / "nvme"
+    staging = {
+        "tiers": [Tier(ram, capacity_of(0.2)), Tier(nvme, capacity_of(0.5))],
+        "capacity": None, "n_prefetchers": 1, "reads_in_flight": 1,
+    }  # fmt: skip
+    with iterator_of(dataset, source, None, staging=staging) as iterator:
+        take_epoch(iterator, dataset, 1)
+        with stopped_in_transaction(ram):
+            for _ in range(3 * N_BATCHES):  # it is to be told after the first N_BATCHES
+                start = time.monotonic()
+                take_epoch(iterator, dataset, 1)
+                assert time.monotonic() - start < PROMPT_SECONDS
+
+
 def test_the_default_sampler_is_asked_for_no_order_before_its_time(
     source: Path, tmp_path: Path
 ) -> None:
@@ -408,11 +433,30 @@ class OneRootForTwo:
 
 
 @pytest.mark.filterwarnings("ignore:the staging directory")
-def test_files_of_the_same_root_that_no_run_has_used_for_days_make_room(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n_empty", [0, 4])  # an empty file is not staged, whenever it is read
+def test_files_of_the_same_root_that_no_run_has_used_for_days_make_room(
+    tmp_path: Path, n_empty: int
+) -> None:
     two = OneRootForTwo(tmp_path)
+    for path in two.new.names[:n_empty]:
+        (two.root / path).write_bytes(b"")
     query(two.fast, "UPDATE staged SET used=used - 3 * 86400")
-    two.take_epochs_of_new(4)
-    assert N_NEW - BATCH_SIZE <= two.n_left("new") <= N_OLD - two.n_left("old")
+    two.take_epochs_of_new(5)
+    assert N_NEW - n_empty - BATCH_SIZE <= two.n_left("new") <= N_OLD - two.n_left("old")
+
+
+def test_what_is_of_use_is_told_again_by_the_successor_of_a_prefetcher_that_was_killed(
+    tmp_path: Path,
+) -> None:
+    two = OneRootForTwo(tmp_path)
+    living = "SELECT COUNT(*) FROM run WHERE ended IS NULL AND told > 0"
+    with two.iterator(two.old) as iterator:
+        take_epoch(iterator, two.old, N_OLD // BATCH_SIZE)
+        wait_until(lambda: query(two.fast, living) == [(1,)])
+        query(two.fast, "UPDATE run SET told=0")  # as if it had been killed before
+        kill_all(workers()["ovl-prefetcher"])
+        wait_until(lambda: query(two.fast, living) == [(1,)])
+        take_epoch(iterator, two.old, N_OLD // BATCH_SIZE)
 
 
 @pytest.mark.filterwarnings("ignore:the staging directory")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 
 import numpy as np
@@ -162,6 +163,22 @@ def test_a_file_that_several_examples_read_goes_with_the_one_that_needs_it_first
     eviction.learn({1: np.array([1, 2, 3, 0])})
     keys = {victim.example: victim.keys for victim in eviction.offer(0, 100)}
     assert keys == {0: (20,), 3: (9, 23), 2: (8, 22), 1: (7, 21)}
+
+
+def test_examples_may_share_tens_of_thousands_of_files() -> None:
+    n_examples = 4
+    files = [(file_id, FILE_BYTES) for file_id in range(1, 50_001)]
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None, 1: None})
+    began_seconds = time.process_time()
+    for index in range(n_examples):
+        eviction.hand_out(index, [index])
+        eviction.note(index, 0, files)
+    eviction.settle(n_examples)
+    (victim,) = eviction.offer(0, 1)
+    assert eviction.note_evicted(victim, was_there=True)
+    assert time.process_time() - began_seconds < 10  # some minutes, if each is sought in a list
+    assert len(victim.keys) == len(files)
 
 
 def test_a_victim_says_what_it_gives_back_or_the_mean_where_that_is_not_known() -> None:
@@ -406,6 +423,23 @@ def test_all_files_are_known_after_an_epoch_though_a_few_failed(n_failing: int) 
     else:
         assert keys is not None
         assert keys.tolist() == sorted(wanted)
+
+
+def test_all_files_are_known_though_many_failed_once_these_were_looked_up_twice() -> None:
+    n_examples, n_failing = 200, 150
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None, 1: None})
+    for epoch in range(2):
+        assert eviction.files_in_use() is None
+        eviction.hand_out(epoch * n_examples, [*range(n_examples)])
+        for index in range(n_examples):
+            is_failing = index < n_failing
+            files = [] if is_failing else [(index + 1, FILE_BYTES)]
+            eviction.note(index, -is_failing, files, is_complete=not is_failing)
+        eviction.settle((epoch + 1) * n_examples)
+    keys = eviction.files_in_use()
+    assert keys is not None
+    assert keys.tolist() == [*range(n_failing + 1, n_examples + 1)]
 
 
 def test_all_files_are_known_though_some_that_fail_are_at_hand_at_any_time() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from overlapiter.store import neighbours
@@ -309,3 +310,24 @@ def test_after_a_search_in_vain_for_what_no_run_uses_there_is_none_for_a_while(
     monkeypatch.setattr(evictor_module.time, "monotonic", lambda: real() + 60)
     room.evictor.evict_strays(0, are_young_spared=False)
     assert len(searches) == 2
+
+
+@in_a_process
+def test_what_is_of_use_each_tier_is_told_however_long_one_of_them_fails(tmp_path, monkeypatch):
+    room = Room(tmp_path, 1, None, None)
+    fast, slow = room.setting.stores
+    told = []
+
+    def tell_fast(keys, *, needs_room):
+        told.append(("fast", keys, needs_room))
+        if len(told) < 100:
+            raise IndexBusyError("locked")
+
+    def tell_slow(keys, *, needs_room):
+        told.append(("slow", keys, needs_room))
+
+    monkeypatch.setattr(fast.neighbours, "tell_uses", tell_fast)
+    monkeypatch.setattr(slow.neighbours, "tell_uses", tell_slow)
+    monkeypatch.setattr(evictor_module, "_PAUSE_SECONDS", 0.0)
+    room.evictor.tell_uses(np.array([3, 5]).tobytes(), True)
+    assert told == [(tier, [3, 5], True) for tier in ("fast", "slow", *["fast"] * 98)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from overlapiter.board import Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.ipc.channel import Message
@@ -34,10 +36,14 @@ class Prefetcher(Worker):
         super().__init__("prefetcher", 0, Row(memoryview(bytearray(256)).cast("q")))
         self.pid = 1
         self.tasks: list[StageTask] = []
+        self.uses: list[list[int]] = []  # the keys that it is to tell
 
     def send(self, message: Message, _fds: Sequence[int] = ()) -> None:
-        _, *task = message
-        self.tasks.append(StageTask(*task))
+        kind, *values = message
+        if kind == "uses":
+            self.uses.append(np.frombuffer(values[0], np.int64).tolist())
+        else:
+            self.tasks.append(StageTask(*values))
 
 
 def staged(index: int) -> Finding:
@@ -201,6 +207,22 @@ def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_ag
     assert not stage.has_work
     stage.hand_out(9)
     assert worker.tasks[1].indices == [0, 1]
+
+
+def test_what_a_prefetcher_that_dies_may_not_have_told_another_one_tells():
+    stage, schedule, _ = staging_stage(12)
+    worker, heir = Prefetcher(), Prefetcher()
+    stage.team.workers += [worker, heir]
+    schedule.admit(0, [*range(12)], None)
+    stage.hand_out(9)
+    (task,) = worker.tasks
+    stage.hear(worker, ("staged", task.task_id, [staged(n) for n in range(12)], {}))
+    assert worker.uses == [[*range(1, 13)]]
+    assert heir.uses == []
+
+    worker.pid = 0
+    stage.redo(worker.take_all_back(), Death(-9, -1, ""))
+    assert heir.uses == worker.uses
 
 
 def test_when_staging_is_given_up_every_part_is_read_unstaged():

@@ -14,7 +14,7 @@ from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import packed
 from overlapiter.store.stager import Stager
-from overlapiter.store.store import Wanted
+from overlapiter.store.store import Store, Wanted
 
 #: What became of victims, by their examples: where their files are now, packed; nothing if they
 #: are gone, None if they were not there.
@@ -26,8 +26,6 @@ _STRAYS_AT_ONCE = 32
 _SEARCH_PAUSES = 100
 #: When to look again for dead processes, and try again to tell an index what is of use.
 _PAUSE_SECONDS = 1.0
-#: How often, a second apart, an index is told what is of use; else what is of no use stays.
-_MOST_TRIES = 60
 
 
 class Evictor:
@@ -40,6 +38,7 @@ class Evictor:
         self._count = count
         self._next_search: dict[object, float] = {}
         self._searching = threading.Lock()  # one thread at a time looks for what no run uses
+        self._keys_to_tell: list[int] = []  # the last ones that the indexes were to be told
 
     def evict(
         self, victims: list[Victim], tier: int, make_room: Callable[[int, int], bool]
@@ -77,16 +76,18 @@ class Evictor:
         return True
 
     def tell_uses(self, packed_keys: bytes, needs_room: bool) -> None:
-        """Have the indexes say which files are of use to this run: what else is staged may go."""
-        keys = np.frombuffer(packed_keys, np.int64).tolist()
-        for store in self.stores:
-            for _ in range(_MOST_TRIES):
-                try:
-                    store.neighbours.tell_uses(keys, needs_room=needs_room)
-                    break
-                except OSError:  # the index is locked, or its disk is full
-                    time.sleep(_PAUSE_SECONDS)
-        self._next_search.clear()
+        """Have the indexes say which files are of use to this run: what else is staged may go.
+
+        Blocks until each has said so, or this is called again.
+        """
+        keys = self._keys_to_tell = np.frombuffer(packed_keys, np.int64).tolist()
+        untold = [*self.stores]
+        while True:
+            untold = [store for store in untold if not _has_told(store, keys, needs_room)]
+            self._next_search.clear()
+            if not untold or self._keys_to_tell is not keys:
+                return
+            time.sleep(_PAUSE_SECONDS)
 
     def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:
         """Give back what processes that have ended held; return whether that was anything."""
@@ -200,6 +201,15 @@ class RoomForTask:
             for tier, store in enumerate(self._evictor.stores):
                 while (excess_bytes := store.excess_bytes()) and self.make(tier, excess_bytes):
                     pass
+
+
+def _has_told(store: Store, keys: list[int], needs_room: bool) -> bool:
+    """Return whether an index has been told; not if it is locked, or its disk is full or sick."""
+    try:
+        store.neighbours.tell_uses(keys, needs_room=needs_room)
+    except OSError:
+        return False
+    return True
 
 
 def _n_enough(victims: Iterable[Victim], size_bytes: int) -> int:

@@ -131,8 +131,7 @@ class Prefetcher:
             if kind == "reads":
                 self._resize(values[0])
             elif kind == "uses":
-                self._threads.put(functools.partial(self._evictor.tell_uses, *values))
-                self._threads.do_waiting()
+                self._begin_thread(functools.partial(self._evictor.tell_uses, *values))
             elif kind == "end":
                 self._end(*values)
                 return
@@ -170,12 +169,18 @@ class Prefetcher:
         if self._bulk is None:
             return
         if self._bulk.has_threads:
-            try:
-                threading.Thread(target=self._guarded, args=[self._take_read], daemon=True).start()
+            if self._begin_thread(self._take_read):
                 return
-            except RuntimeError:  # at the limit of threads
-                self._bulk.resize(0)
+            self._bulk.resize(0)
         self._bulk = None
+
+    def _begin_thread(self, work: Callable[[], None]) -> bool:
+        """Have a thread do what takes no turn among the reads; False at the limit of threads."""
+        try:
+            threading.Thread(target=self._guarded, args=[work], daemon=True).start()
+        except RuntimeError:
+            return False
+        return True
 
     def _take_read(self) -> None:
         assert self._bulk is not None

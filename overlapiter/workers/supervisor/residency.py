@@ -169,7 +169,7 @@ class Residency:
     def forget(self) -> None:
         """Have the files of all examples looked at again: what was staged is gone."""
         self._known.forget_all()
-        self._has_told_uses = False
+        self.tell_uses_again()
 
     def suspect(self, indices: list[int]) -> None:
         """Have the files of examples looked at again, since a copy could not be read."""
@@ -306,6 +306,10 @@ class Residency:
             return None
         self._has_told_uses = True
         return keys.tobytes(), self._asked is not None
+
+    def tell_uses_again(self) -> None:
+        """Take note that the keys of all files may not have been told."""
+        self._has_told_uses = False
 
     def is_to_be_tried_again(self, part: Part, *, had_victims: bool) -> bool:
         """Return whether to stage a part again, for which there was no room."""

@@ -197,8 +197,7 @@ class StagingStage:
             # The dataset's code is asked for files, one example at a time in a process.
             self.team.n_wanted = len(self.team.workers)
         task.refused |= self._residency.hear(findings)
-        if (uses := self._residency.uses_to_tell()) is not None:
-            worker.send(("uses", *uses))
+        self._tell_uses(worker)
         task.found.update({example: extents for example, extents, _, _, _ in findings})
         task.left.difference_update(task.found)
         for part in task.take_settled():
@@ -212,6 +211,10 @@ class StagingStage:
         if self._residency.is_short_of_room:
             self._warn(self._full_words())
         return True
+
+    def _tell_uses(self, worker: Worker) -> None:
+        if (uses := self._residency.uses_to_tell()) is not None:
+            worker.send(("uses", *uses))
 
     def _extents_of(self, part: Part, found: dict[int, bytes]) -> bytes:
         """Return the extents of a part: what was found now, and what was known before."""
@@ -231,6 +234,9 @@ class StagingStage:
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
         self._is_held_up = False  # another part may come first now
+        self._residency.tell_uses_again()  # it may have been at that
+        if heir := next((worker for worker in self.team if worker.pid), None):
+            self._tell_uses(heir)
         if given_up := self.team.example_to_give_up(death, parts):
             _, index, n_deaths = given_up
             self._avoid(index, n_deaths, death)
