@@ -26,13 +26,10 @@ def _loss(name: str, outputs: Any, labels: Any) -> Any:
     return _LOSSES[name](outputs, labels.reshape(outputs.shape).to(outputs.dtype))
 
 
-def _on_host(tensor: Any) -> Any:
-    return tensor.detach().reshape(-1).cpu().numpy()
-
-
-def _plain(buffer: Any) -> NDArray[Any]:
-    """Return a buffer on the host; NumPy does not have all of PyTorch's types of numbers."""
-    values: NDArray[Any] = _on_host(buffer.float() if buffer.is_floating_point() else buffer)
+def _on_host(tensor: Any) -> NDArray[Any]:
+    """Return an array on the host; NumPy does not have all of PyTorch's short types of numbers."""
+    is_short = tensor.is_floating_point() and tensor.element_size() < 4
+    values: NDArray[Any] = (tensor.float() if is_short else tensor).detach().cpu().numpy()
     return values
 
 
@@ -55,7 +52,7 @@ class TorchModel:
             self._measures(objective.example)
         self._parameters = dict(self._module.named_parameters())
         buffers = self._module.named_buffers()
-        self._buffers = {name: each for name, each in buffers if can_travel(_plain(each))}
+        self._buffers = {name: each for name, each in buffers if can_travel(_on_host(each))}
         self._parts = [*self._parameters.values(), *self._buffers.values()]
         self.n_state = sum(each.numel() for each in self._buffers.values())
         self._ends = np.cumsum([each.numel() for each in self._parts]).tolist()
@@ -69,7 +66,7 @@ class TorchModel:
     def _fill(self, vector: Vector, tensors: Sequence[Any]) -> None:
         """Write tensors of the shapes of all parts into a vector; None stands for zeros."""
         for values, tensor in zip(self._split(vector), tensors, strict=True):
-            values[:] = 0 if tensor is None else _on_host(tensor)
+            values[:] = 0 if tensor is None else _on_host(tensor).ravel()
 
     def weights(self) -> Vector:
         """Return a copy of parameters and buffers."""
@@ -128,5 +125,5 @@ class TorchModel:
 
     def save(self, path: str) -> None:
         """Write the arrays of the state dictionary by name, for ``numpy.load``."""
-        arrays = {name: part.cpu().numpy() for name, part in self._module.state_dict().items()}
+        arrays = {name: _on_host(part) for name, part in self._module.state_dict().items()}
         np.savez(path, **arrays)

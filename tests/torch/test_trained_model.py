@@ -110,6 +110,29 @@ def test_a_module_keeps_its_masks_and_its_large_whole_numbers(
         assert arrays["is_used"].tolist() == [True, False]
 
 
+class OfShortNumbers(torch.nn.Module):
+    """Computes in a type of numbers that NumPy does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 2, dtype=torch.bfloat16)
+        self.register_buffer("scale", torch.tensor(2.0, dtype=torch.bfloat16))
+
+    def forward(self, pixels: Any) -> Any:
+        return (self.layer(pixels.bfloat16()) * self.scale).float()
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+def test_a_module_of_numbers_that_numpy_does_not_have_is_trained_and_written(
+    tmp_path: Path,
+) -> None:
+    assert train(tmp_path, OfShortNumbers)["val_accuracy"] > 0.8
+    with np.load(tmp_path / "run/weights.npz") as arrays:
+        found = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    OfShortNumbers().load_state_dict(found)
+    assert found["scale"] == 2.0
+
+
 @pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 def test_a_module_that_returns_its_loss_returns_its_accuracy_too(tmp_path: Path) -> None:
     last = train(tmp_path, lambda: WithLoss(is_measuring=True), loss="model")

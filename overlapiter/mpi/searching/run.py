@@ -18,6 +18,7 @@ from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
 from overlapiter.mpi.training.worker import DesertedError, reason_of
 from overlapiter.node import launched_rank
+from overlapiter.store.segments import NO_ROOM
 
 from .space import Values, space_of
 from .study import Study, Trial, journal_bytes
@@ -154,6 +155,13 @@ def _follow(group: Group | _Alone, run: _Run) -> None:
             run(comm=group.comm, **values)
 
 
+def _is_for_user(error: Exception, study: Study) -> bool:
+    """Return whether no trial can work before the user has changed something."""
+    if isinstance(error, OptionError):
+        return error.option not in study.space.searched
+    return getattr(error.__cause__ or error, "errno", None) in NO_ROOM
+
+
 def _lead(
     group: Group | _Alone,
     study: Study,
@@ -187,8 +195,9 @@ def _lead(
                 )
             asked.finish(records)
         except Exception as error:
-            if isinstance(error, OptionError) and error.option not in study.space.searched:
-                study.put_back(asked)  # no trial can work before the user has changed that
+            if _is_for_user(error, study):
+                with contextlib.suppress(OSError):  # a later run finds it without that
+                    study.put_back(asked)
                 raise
             if group.leave_behind() or isinstance(error, DesertedError):
                 study.put_back(asked, f"ranks were lost ({error})")

@@ -79,16 +79,22 @@ class Study:
         self._seen: dict[int, tuple[object, float]] = {}
         self.is_maximized = not metric.endswith("loss")
         pruners = optuna.pruners
+        pruner = pruners.MedianPruner(n_warmup_steps=2) if is_pruning else pruners.NopPruner()
         journal, path = optuna.storages.journal, os.path.join(out, _JOURNAL)
         # The other kind of lock is never broken where the path is relative.
-        backend = journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))
-        self._study = optuna.create_study(
-            study_name="search",
-            storage=optuna.storages.JournalStorage(backend),
-            direction="maximize" if self.is_maximized else "minimize",
-            pruner=pruners.MedianPruner(n_warmup_steps=2) if is_pruning else pruners.NopPruner(),
-            load_if_exists=True,
-        )
+        lock = _MendingLock(path, journal.JournalFileOpenLock(path))
+        try:
+            self._study = optuna.create_study(
+                study_name="search",
+                storage=journal.JournalStorage(journal.JournalFileBackend(path, lock)),
+                direction="maximize" if self.is_maximized else "minimize",
+                pruner=pruner,
+                load_if_exists=True,
+            )
+        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            reason = f"{path} cannot be read ({type(error).__name__}: {error})"
+            words = "it is damaged, or of another version of Optuna; name another --out"
+            raise OptionError("out", f"{reason}: {words}") from error
         for name, ours in (("space", space.to_json()), ("metric", metric)):
             theirs = self._study.user_attrs.get(name)
             if theirs is None:
@@ -260,6 +266,33 @@ class Study:
     def best(self) -> Trial | None:
         """Return the complete trial with the best value; None if there is none."""
         return next((each for each in self.ranked() if each.state == "complete"), None)
+
+
+class _MendingLock:
+    """Optuna's lock of its journal; it cuts off half a line, which a full disk may have left.
+
+    What is written next would become a part of that line, and nothing could read the journal.
+    """
+
+    def __init__(self, path: str, lock: Any) -> None:
+        self._path = path
+        self._lock = lock
+        self.release = lock.release
+
+    def acquire(self) -> bool:
+        """Wait for the lock, and mend the journal."""
+        self._lock.acquire()
+        try:
+            with open(self._path, "r+b") as file:
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":
+                        file.seek(0)
+                        file.truncate(file.read().rfind(b"\n") + 1)
+        except BaseException:
+            self.release()
+            raise
+        return True
 
 
 def journal_bytes(out: str) -> int:

@@ -18,6 +18,8 @@ from overlapiter.newfile import replaced
 
 #: What NumPy raises for a file that is damaged, cut off or empty.
 _UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+#: What a run cannot go on without.
+_FACTS = {"settings", "plan", "queue", "epochs", "piece_examples", "number"}
 
 
 def path_in(out: str) -> str:
@@ -44,6 +46,14 @@ def write_text(path: str, text: str) -> None:
         file.write(text.encode(errors="backslashreplace"))  # a path may have bytes that are no text
 
 
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
+    """Write what :func:`numpy.load` reads; NumPy would leave the archive open on a full disk."""
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.save(entry, np.asarray(array), allow_pickle=False)
+
+
 class Writer:
     """Writes checkpoints of a directory in a thread, so that training goes on."""
 
@@ -67,7 +77,7 @@ class Writer:
     def _write(self, arrays: Mapping[str, Any]) -> None:
         try:
             with replacing(self._path) as file:
-                np.savez(file, **arrays)
+                _write_arrays(file, arrays)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -103,7 +113,10 @@ def read(out: str, kind: str = "") -> tuple[dict[str, Any], dict[str, Any]] | No
         return None
     try:
         arrays = _arrays_in(path, kind)
-        return json.loads(str(arrays.pop("facts"))), arrays
+        facts = json.loads(str(arrays.pop("facts")))
+        if missing := _FACTS - facts.keys():
+            raise ValueError(f"another version has written it, without {sorted(missing)[0]}")
+        return facts, arrays
     except _UNREADABLE as error:
         raise TrainingError(
             f"the checkpoint {path} cannot be read ({error}); begin anew with --restart, or name "
@@ -126,7 +139,7 @@ class WorkerStates:
     def write(self, number: int, state: Mapping[str, Any]) -> None:
         """Write the state that belongs to a checkpoint, in place of that of an earlier one."""
         with replacing(self._path) as file:
-            np.savez(file, **flat("side", state), number=np.array(number))
+            _write_arrays(file, flat("side", state) | {"number": number})
 
     def read(self, number: int) -> dict[str, Any] | None:
         """Return the state that belongs to a checkpoint; None if there is none."""

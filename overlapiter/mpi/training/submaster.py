@@ -83,8 +83,9 @@ class SubServer:
         worker = message.origin
         self._attendance.hear(worker)
         self._training.discard(worker)
-        if self._lost.pop(worker, None) is not None:  # the server has it begin anew
-            self._mail.send(0, Message(Kind.ASK, origin=worker))
+        is_back = self._lost.pop(worker, None) is not None
+        if is_back and message.kind not in (Kind.FAILED, Kind.INTERRUPTED):
+            self._mail.send(0, Message(Kind.ASK, origin=worker))  # the server has it begin anew
         elif message.kind is Kind.EXCHANGE:
             self._waiting[worker] = message.vector.copy(), message._replace(vector=EMPTY)
         else:

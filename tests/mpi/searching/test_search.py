@@ -14,11 +14,12 @@ import pytest
 
 import overlapiter.mpi
 from overlapiter.cli.main import main
-from overlapiter.errors import OptionError
+from overlapiter.errors import OptionError, TrainingError
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, exit_status_of
 from tests.chainer.scripts import ENVIRONMENT
 from tests.mpi.training.counting import Counting
 from tests.mpi.training.jobs import write_digits, write_numbers
+from tests.store.disks import mounted_tmpfs
 
 pytest.importorskip("optuna")
 
@@ -240,11 +241,13 @@ class Large(Counting):
         raise MemoryError("no room")
 
 
-def search_here(folder: Path, space: dict[str, Any], n_trials: int, **more: Any) -> Any:
+def search_here(
+    folder: Path, space: dict[str, Any], n_trials: int, model_size: int = 100, **more: Any
+) -> Any:
     """Search in this process, with a model that counts or, with a size above 8, does not fit."""
 
     def build(size: int = 8) -> Counting:
-        return (Large if size > 8 else Counting)(100)
+        return (Large if size > 8 else Counting)(model_size)
 
     numbers = folder / "numbers.txt"
     return overlapiter.mpi.search(
@@ -297,6 +300,18 @@ def test_a_search_whose_files_are_missing_is_refused_and_goes_on_when_they_are_t
     write_numbers(tmp_path)
     trials = search_here(tmp_path, {"batch": [2, 4]}, 2).trials()
     assert [trial.state for trial in trials] == ["complete"] * 2
+
+
+@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
+def test_a_full_disk_ends_a_search_which_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    write_numbers(tmp_path)
+    with mounted_tmpfs(tmp_path / "search", 400 << 10) as disk:
+        (disk / "in the way").write_bytes(bytes(384 << 10))
+        with pytest.raises(TrainingError, match="No space left on device"):
+            search_here(tmp_path, {"batch": [2, 4]}, 2, model_size=3000)
+        (disk / "in the way").unlink()
+        trials = search_here(tmp_path, {"batch": [2, 4]}, 2, model_size=3000).trials()
+        assert [trial.state for trial in trials] == ["complete"] * 2
 
 
 def test_a_space_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -294,6 +294,27 @@ def test_a_search_ends_if_all_trials_fail(tmp_path: Path) -> None:
         study.tell(asked)
 
 
+def test_half_a_line_of_the_journal_that_a_full_disk_has_left_does_not_spoil_it(
+    tmp_path: Path,
+) -> None:
+    study = open_study(tmp_path, 3)
+    run_trial(study, 0.5)
+    for each in (study, open_study(tmp_path, 3)):
+        with (tmp_path / "study.journal").open("ab") as journal:
+            journal.write(b'{"op_code": 8, "wor')
+        run_trial(each, 0.6)
+    assert [trial.value for trial in open_study(tmp_path, 3).trials()] == [0.5, 0.6, 0.6]
+
+
+@pytest.mark.parametrize("line", ["no JSON", '{"op_code": 99, "worker_id": "1"}', '{"code": 1}'])
+def test_a_journal_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+    run_trial(open_study(tmp_path, 2), 0.5)
+    with (tmp_path / "study.journal").open("a") as journal:
+        journal.write(f"{line}\n" * 2)
+    with pytest.raises(OptionError, match=r"study\.journal cannot be read .*name another --out"):
+        open_study(tmp_path, 2)
+
+
 def test_a_directory_of_another_search_is_refused(tmp_path: Path) -> None:
     open_study(tmp_path, 2)
     with pytest.raises(OptionError, match="holds a search with space"):

@@ -517,7 +517,19 @@ def test_a_damaged_checkpoint_is_named_and_that_of_a_worker_is_done_without(
         overlapiter.mpi.train(DIGITS, *lists, algorithm="gem", epochs=3, out=out)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of NumPy: a ZIP
+def test_a_checkpoint_of_another_version_is_named(tmp_path: Path) -> None:
+    words: dict[str, Any] = COUNTED | {"out": tmp_path / "run"}
+    listing, path = write_numbers(tmp_path), tmp_path / "run" / "checkpoint.npz"
+    overlapiter.mpi.train(COUNTING, listing, **words, epochs=1)
+    with np.load(path) as file:
+        arrays = dict(file)
+    facts = json.loads(str(arrays.pop("facts")))
+    del facts["piece_examples"]
+    np.savez(path, **arrays, facts=np.array(json.dumps(facts)))
+    with pytest.raises(TrainingError, match=r"without piece_examples.*begin anew with --restart"):
+        overlapiter.mpi.train(COUNTING, listing, **words, epochs=2)
+
+
 def test_a_checkpoint_that_does_not_fit_is_named_and_leaves_nothing_behind(tmp_path: Path) -> None:
     words: dict[str, Any] = COUNTED | {"epochs": 1, "out": tmp_path / "run"}
     listing, (soft, hard) = write_numbers(tmp_path), resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -205,6 +205,26 @@ def test_a_worker_of_a_sub_server_may_die(tmp_path: Path) -> None:
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
 
 
+def test_a_worker_that_its_sub_server_has_given_up_may_yet_say_why_it_cannot_go_on(
+    tmp_path: Path,
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--worker-timeout", 3, "--masters", 1)
+    (tmp_path / "log").mkdir()
+    (tmp_path / "fault-happened").touch()  # the others do not wait for it
+    environment = {
+        "TRAINING_FAULT": "nan:3:1", "TRAINING_WAIT_SECONDS": "1",
+        "TRAINING_LOG": str(tmp_path / "log"),
+    }  # fmt: skip
+    with training_job(tmp_path, 4, *words, environment=environment) as job:
+        wait_until((tmp_path / "log" / "3").exists)
+        rank_of(job, 3).suspend()
+        wait_until(lambda: "rank 3 is lost" in (tmp_path / "output.txt").read_text())
+        rank_of(job, 3).resume()
+        ended = end_of(tmp_path, job)
+    assert ended.exit_status == 1, ended.output
+    assert "rank 3 cannot go on: the loss of a mini-batch is nan" in ended.output
+
+
 @pytest.mark.parametrize("mode", ["workers", pytest.param("inline", marks=pytest.mark.slow)])
 def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str) -> None:
     lists = write_digits(tmp_path)
