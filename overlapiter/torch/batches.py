@@ -64,9 +64,9 @@ def view_whole(filled: FilledSlot) -> Collated:
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:
     """Return a column as the tensor that its rows collate to."""
-    if not column.flags.c_contiguous:  # rows that were made wider for larger ones
-        column = np.ascontiguousarray(column)
-    return tensor_of(kind, column)
+    # Rows may have been made wider for larger ones; NumPy takes a single one to be contiguous then.
+    column = np.ascontiguousarray(column)
+    return tensor_of(kind, np.ndarray(column.shape, column.dtype, column))
 
 
 def _original(kind: str, leaf: Any) -> Any:

@@ -94,6 +94,13 @@ def test_a_collate_fn_runs_in_the_workers_once_for_each_mini_batch(
         assert all(batch["process"] for batch in found)
 
 
+def test_of_an_example_that_lies_in_a_wider_row_the_strides_are_those_of_pytorch(
+    plain_pair: Pair,
+) -> None:
+    examples = [torch.full((7 if i % 3 else 2,), i) for i in range(20)]
+    assert_alike(plain_pair, examples, batch_size=1, num_workers=1)
+
+
 def test_of_a_large_memory_the_part_alone_goes_into_the_slot() -> None:
     face = TorchFace(D.Made("int"), D.same, None, is_batched=True, deals_in_turn=True)
     whole = torch.arange(1000.0).reshape(10, 100)
