@@ -161,7 +161,7 @@ class Pipeline:
         request = wanted[0]
         if self.is_unfinished or wanted is not self._wanted or request is self._given:
             if self.is_unfinished or self._wanted is not None:  # else nothing is on its way
-                self.reset()
+                self._drop_all()
                 self.announce(*self._orders)
             self._wanted = wanted
         left_seconds = math.inf if timeout_seconds is None else timeout_seconds
@@ -235,6 +235,11 @@ class Pipeline:
         A ``renewal`` is told to the face of new processes, which take the file readers' places.
         """
         self._check_open()
+        self._drop_all(renewal)
+        self.is_unfinished = False
+
+    def _drop_all(self, renewal: object = None) -> None:
+        """Do so; unfinished until its caller says otherwise."""
         self.is_unfinished = True
         if self._asked_ns:
             self._end_wait()
@@ -245,7 +250,6 @@ class Pipeline:
         self._take_id = self._next_id
         self._wanted = self._sent = self._given = None
         self._send(("reset", self._next_id, renewal))
-        self.is_unfinished = False
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":

@@ -118,7 +118,6 @@ class Epoch(_BaseDataLoaderIter):
             if self._foresight is not None:
                 orders, others = self._foresight.orders, self._foresight.others
                 self._order_size = len(orders.get(number, ()))
-                self._foreseen = map(self._flat, self._foresight.batches_from(self._n_pulled))
             self._n_wanted = n_wanted
             for _ in range(n_ahead):
                 self._pull()
@@ -156,7 +155,8 @@ class Epoch(_BaseDataLoaderIter):
         n_taken = self._progress.taken.n_batches
         if self._foresight is not None:
             n_more = max(self._n_wanted, self._n_pulled - n_taken + 1) - len(self._requests)
-            self._request(itertools.islice(self._foreseen, max(0, n_more)))
+            foreseen = self._foresight.batches_from(self._end.n_batches)
+            self._request(map(self._flat, itertools.islice(foreseen, max(0, n_more))))
         # Else an interruption has left one.
         if self._n_pulled <= self._end.n_batches and not self._is_exhausted:
             try:
@@ -171,8 +171,8 @@ class Epoch(_BaseDataLoaderIter):
             if [each.keys for each in known] == given:
                 return
             # The sampler has changed its mind. Another queue has the pipeline start over.
-            self._requests = collections.deque(itertools.islice(self._requests, n_sure))
-            self._foresight = None
+            sure = collections.deque(itertools.islice(self._requests, n_sure))
+            self._requests, self._foresight = sure, None
         if self._n_pulled > self._end.n_batches:
             self._request([self._pulled])
 

@@ -395,8 +395,13 @@ def test_a_script_that_starts_its_training_when_imported_is_told_what_to_do(tmp_
 
 
 @pytest.mark.slow
-def test_an_interruption_at_any_line_of_next_changes_no_order() -> None:
-    loader = DataLoader(D.Made("int", 4000), 2, num_workers=1)
+@pytest.mark.parametrize("is_foreseen", [False, True])
+def test_an_interruption_at_any_line_of_next_changes_no_order(
+    image_folder: Path, tmp_path: Path, *, is_foreseen: bool
+) -> None:
+    staging = Staging(tmp_path / "fast", source=image_folder, keep_free=0, look_ahead=20)
+    options = {"staging": staging} if is_foreseen else {}
+    loader = DataLoader(D.Made("int", 4000), 2, num_workers=1, **options)
     iterator = iter(loader)
     n_lines = n_lost = expected = 0
     while n_lines < 1000:
