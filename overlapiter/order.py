@@ -157,13 +157,15 @@ class RunAhead:
         self._course = course
         self.steps: collections.deque[Step] = collections.deque()
         self._orders: dict[int, Indices | None] = {}
+        #: Whether an order has become known; whoever has passed it on sets it to False.
+        self.has_new_orders = True
         self._enter(state)
 
     def _enter(self, state: IterationState) -> None:
         self._entered = state
         self._orders = {e: order for e, order in self._orders.items() if e >= self._taken.epoch}
         self._orders[state.epoch] = state.order
-        self._has_new_orders = True
+        self.has_new_orders = True
 
     def take(self) -> Step:
         """Remove and return the next step."""
@@ -172,14 +174,13 @@ class RunAhead:
 
     def extend(
         self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool, end: float | None = None
-    ) -> list[Step]:
-        """Generate steps until ``n_wanted`` are ahead, and return the new ones.
+    ) -> None:
+        """Generate steps until ``n_wanted`` are ahead.
 
         Beyond the ``n_needed`` now it goes no further than the epoch after the trainer's, so that
         an order sampler is not called long before its epoch, if it ``may_cross_epoch`` at all.
         Beyond ``end``, the number of epochs that are expected, it goes once the trainer is there.
         """
-        new = []
         while len(self.steps) < n_wanted:
             if self.steps and self.steps[-1].index_list is None:  # the end
                 break
@@ -196,24 +197,16 @@ class RunAhead:
             except Exception as error:  # raised when its mini-batch is due
                 step = Step(head, None, error)
             self.steps.append(step)
-            new.append(step)
             if step.state.epoch > head.epoch:
                 self._enter(step.state)
-        return new
 
     def _is_at(self, end: float | None, state: IterationState) -> bool:
         size = epoch_size(state, self._course.dataset_size)
         position = state.epoch * size + state.current_position
         return end is not None and position >= end * size - 0.5  # of a rounded product
 
-    def take_orders(self, *, includes_known: bool = False) -> dict[int, Indices | None]:
-        """Return the known orders, if one has become known since the last call, or in any case.
-
-        They are by epoch, from the trainer's on; None for ascending order.
-        """
-        if not self._has_new_orders and not includes_known:
-            return {}
-        self._has_new_orders = False
+    def known_orders(self) -> dict[int, Indices | None]:
+        """Return the known orders by epoch, from the trainer's on; None for ascending order."""
         epoch, order = self._entered.epoch + 1, self._entered.order
         if self._course.knows_any_epoch and self._course.repeat and epoch not in self._orders:
             # What fails here fails again when the epoch is due, and is raised then.

@@ -16,8 +16,8 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described, warn
@@ -44,8 +44,21 @@ if TYPE_CHECKING:  # nothing that the start of the workers would have to wait fo
 _LOOK_AFTER_SECONDS = 1.0
 
 
+class Request(Protocol):
+    """What a face wants next: a mini-batch, or what needs no worker."""
+
+    @property
+    def index_list(self) -> IndexList | None:
+        """Its indices; None or empty where there is nothing to read."""
+
+
 class Pipeline:
-    """Mini-batches for index lists, in the order in which these are submitted.
+    """Mini-batches for what is wanted, in order.
+
+    A face keeps a sequence of requests: it adds at the end, and takes the first one off when it
+    counts as taken. The pipeline sends what it has not sent. Where an interruption, Ctrl-C for
+    example, has lost a message or a mini-batch, or the sequence is another one, it starts over
+    with the first request that is there: whether that is needed the pipeline sees, not the face.
 
     Not thread-safe. Its owner closes it; otherwise garbage collection or the end of the interpreter
     does. In a forked child of the trainer it is dead and harmless.
@@ -91,10 +104,13 @@ class Pipeline:
         self._service = Service(parcel, plan, board_fd, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._is_closed = False  # by its owner; the end of the interpreter does not set it
-        self._waiting: dict[int, IndexList] = {}  # those that are not taken, in order
-        self._next_id = 0  # of the next index list
+        self._wanted: Sequence[Request] | None = None  # the face's; None before any is sent
+        self._sent: Request | None = None  # the last one that was sent
+        self._given: Request | None = None  # the last one of which the face has got the mini-batch
+        #: Whether a call has begun that has not ended: an interruption may have lost a message.
+        self.is_unfinished = False
+        self._next_id = 0  # of the next index list that is sent
         self._take_id = 0  # of the next mini-batch
-        self._sent_id = 0  # of the first index list that is not sent yet
         #: By epoch, as they were announced.
         self._orders: tuple[Mapping[int, Indices | None], Mapping[int, Indices]] = {}, {}
         self._warned: set[str] = set()
@@ -115,14 +131,6 @@ class Pipeline:
 
     # --- index lists in, mini-batches out -----------------------------------------------------
 
-    def submit(self, index_list: IndexList) -> None:
-        """Queue an index list; it travels with the next :meth:`flush` or :meth:`take`."""
-        begun_ns, number = time.monotonic_ns(), self._next_id
-        self._waiting[number] = index_list
-        self._next_id += 1
-        times = begun_ns, time.monotonic_ns()
-        self._trace.add("index list", "trainer", *times, number, flows=(number,), phase="s")
-
     def announce(self, orders: Mapping[int, Indices | None], others: Mapping[int, Indices]) -> None:
         """Send the orders of epochs, by which the supervisor chooses which staged files to keep.
 
@@ -131,44 +139,53 @@ class Pipeline:
             others: By epoch, what the other ranks of the node read meanwhile, where it is known:
                 a row of examples for each of the order.
         """
+        self._orders = orders, others
         if orders and self._plan.staging is not None:
-            self._orders = orders, others
             sharing = None if self.share is None else self.share.sharing(orders)
             self._send(("orders", *self._orders, sharing))
 
-    def flush(self) -> None:
-        """Send what was queued. Does not wait for an answer."""
-        self._send_all(announces_take=False)
+    def flush(self, wanted: Sequence[Request]) -> None:
+        """Send what is wanted, at the start or after a reset. Does not wait for an answer."""
+        self._wanted = wanted
+        self._send_wanted(announces_take=False)
+        self.is_unfinished = False
 
-    def take(self, timeout_seconds: float | None) -> Any:
-        """Return the mini-batch of the oldest index list, or a FailedBatch. Blocks until then.
+    def take(self, wanted: Sequence[Request], timeout_seconds: float | None) -> Any:
+        """Return the mini-batch of the first request, or a FailedBatch. Blocks until it is there.
 
         Raises:
             WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on,
                 and all counts as one wait.
-            BaseException: Anything else, such as Ctrl-C, may have lost a message: :meth:`reset`,
-                and submit again what was not taken.
         """
         self._check_open()
+        request = wanted[0]
+        if self.is_unfinished or wanted is not self._wanted or request is self._given:
+            if self.is_unfinished or self._wanted is not None:  # else nothing is on its way
+                self._drop_all()
+                self.announce(*self._orders)
+            self._wanted = wanted
         left_seconds = math.inf if timeout_seconds is None else timeout_seconds
         self._asked_ns = self._asked_ns or time.monotonic_ns()
         self._row.put(Counter.WAITING_SINCE_NS, self._asked_ns)
         try:
-            self._send_all(announces_take=True)
+            self._send_wanted(announces_take=True)
             if not self._service.was_ready:
                 left_seconds = self._await_start(left_seconds)
             while self._take_id not in self._ready:
                 left_seconds = self._hear_within(left_seconds)
         except WaitTimeoutError:
+            self.is_unfinished = False  # nothing is lost
             raise
         except BaseException:
             self._end_wait()
             raise
-        self._note_taken(self._end_wait())
+        indices = request.index_list.indices  # type: ignore[union-attr]  # else none is asked for
+        self._note_taken(self._end_wait(), len(indices))
         message = self._ready.pop(self._take_id)
-        indices = self._waiting.pop(self._take_id).indices
         self._take_id += 1
+        self._given = request
         self._service.n_deaths = 0
+        self.is_unfinished = False
         if message[0] == "failed":
             return _failed(message[2])
         try:
@@ -193,11 +210,11 @@ class Pipeline:
         self._row.add(Counter.WAIT_NS, time.monotonic_ns() - asked_ns)
         return asked_ns
 
-    def _note_taken(self, begun_ns: int) -> None:
+    def _note_taken(self, begun_ns: int, n_examples: int) -> None:
         """Count a mini-batch that has come, and record what was between it and the one before."""
         row, batch_id, now_ns = self._row, self._take_id, time.monotonic_ns()
         row.add(Counter.BATCHES_TAKEN, 1)
-        row.add(Counter.EXAMPLES_TAKEN, len(self._waiting[batch_id].indices))
+        row.add(Counter.EXAMPLES_TAKEN, n_examples)
         if self._trace.is_on:
             times, flows = (begun_ns, now_ns), (batch_id,)
             self._trace.add("wait", "trainer", *times, batch_id, flows=flows, phase="f")
@@ -218,16 +235,20 @@ class Pipeline:
         A ``renewal`` is told to the face of new processes, which take the file readers' places.
         """
         self._check_open()
+        self._drop_all(renewal)
+        self.is_unfinished = False
+
+    def _drop_all(self, renewal: object = None) -> None:
+        """Do so; unfinished until its caller says otherwise."""
+        self.is_unfinished = True
         if self._asked_ns:
             self._end_wait()
         if renewal is not None:
             self._renewal = renewal
-        self._waiting.clear()
-        self._sent_id = self._next_id
-        self._orders = {}, {}
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
+        self._wanted = self._sent = self._given = None
         self._send(("reset", self._next_id, renewal))
 
     def _release_unseen(self, message: Message) -> None:
@@ -255,12 +276,25 @@ class Pipeline:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _send_all(self, *, announces_take: bool) -> None:
-        first_id, self._sent_id = self._sent_id, self._next_id
-        unsent = [*self._waiting.values()][first_id - self._take_id :]
+    def _send_wanted(self, *, announces_take: bool) -> None:
+        """Send the requests that were not sent; unfinished until its caller says otherwise."""
+        self.is_unfinished = True
         # Epochs are of use where examples are seeded by them.
-        seeds = self._plan.seed is not None
-        lists = [(each.indices, each.epochs if seeds else None, each.position) for each in unsent]
+        seeds, first_id, lists = self._plan.seed is not None, self._next_id, []
+        for request in reversed(self._wanted or ()):
+            if request is self._sent or request is self._given:
+                break
+            each = request.index_list
+            if each is not None and each.indices:
+                lists.append((each.indices, each.epochs if seeds else None, each.position))
+        lists.reverse()
+        if self._wanted:
+            self._sent = self._wanted[-1]
+        self._next_id += len(lists)
+        now_ns = time.monotonic_ns()
+        for number in range(first_id, self._next_id):
+            times = now_ns, now_ns
+            self._trace.add("index list", "trainer", *times, number, flows=(number,), phase="s")
         slots = [slot[:] for slot in self._slots.take_released()]
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
@@ -350,11 +384,13 @@ class Pipeline:
         self._slots.close()
         self._ready, self._slots = {}, LentSlots(locks)
         self._service.restart()
-        self._sent_id = self._take_id
+        self._sent, self._next_id = None, self._take_id
         self._send(("reset", self._take_id, self._renewal))
         if locks is not None:
             self._send(("keep memory",))
-        self._send_all(announces_take=True)
+        was_unfinished = self.is_unfinished
+        self._send_wanted(announces_take=True)
+        self.is_unfinished = was_unfinished
         self.announce(*self._orders)
 
     def _check_open(self) -> None:
@@ -391,7 +427,7 @@ class Pipeline:
         self._board.detach()
         self._row.detach()  # not forgotten: a signal handler may close this amid a wait
         self._slots.close()
-        self._waiting.clear()
+        self._wanted = None
         self._ready.clear()
 
 

@@ -64,7 +64,9 @@ def test_a_step_that_may_not_cross_an_epoch_is_kept_back_exactly_when_it_would(
     state = IterationState(min(position, size - 1), 0, False, order)
     course = Course(batch_size, True, lambda order, _position, _epoch: order, size)
     new_state, _ = advance(state, course)
-    steps = RunAhead(state, course).extend(1, 1, may_cross_epoch=False)
+    ahead = RunAhead(state, course)
+    ahead.extend(1, 1, may_cross_epoch=False)
+    steps = [*ahead.steps]
     assert len(steps) == (new_state.epoch == 0)
 
 
@@ -134,10 +136,12 @@ def test_steps_are_generated_up_to_the_end_and_beyond_it_once_the_trainer_is_the
     end: float, n_steps: int
 ) -> None:
     ahead = RunAhead(IterationState(0, 0, False, None), Course(2, True, None, 10))
-    assert len(ahead.extend(20, 20, may_cross_epoch=True, end=end)) == n_steps
+    ahead.extend(20, 20, may_cross_epoch=True, end=end)
+    assert len(ahead.steps) == n_steps
     for _ in range(n_steps):
         ahead.take()
-    assert len(ahead.extend(20, 20, may_cross_epoch=True, end=end)) == 20
+    ahead.extend(20, 20, may_cross_epoch=True, end=end)
+    assert len(ahead.steps) == 20
 
 
 def test_orders_of_epochs_that_are_over_are_forgotten() -> None:
@@ -147,6 +151,5 @@ def test_orders_of_epochs_that_are_over_are_forgotten() -> None:
     for _ in range(50):
         ahead.extend(3, 3, may_cross_epoch=True)
         ahead.take()
-    assert len(ahead.take_orders()) <= 3
-    assert ahead.take_orders() == {}
+    assert len(ahead.known_orders()) <= 3
     assert len(ahead._orders) <= 3

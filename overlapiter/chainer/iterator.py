@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import chainer
@@ -109,9 +108,6 @@ class OverlapIterator(ProgressAttributes):
     TimeoutWarning = chainer.iterators.MultiprocessIterator.TimeoutWarning
 
     _finalized = False
-    #: The progress at which a call began that has not ended: an interruption, Ctrl-C for example,
-    #: may have sent the workers half of a message.
-    _unfinished_at: Progress | None = None
     #: The attributes that the constructor sets.
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
@@ -201,10 +197,7 @@ class OverlapIterator(ProgressAttributes):
     next = __next__
 
     def _next_step(self) -> tuple[Step, Any]:
-        """Wait for the mini-batch of the next step; unfinished until the progress is replaced."""
-        if self._unfinished_at is self._progress:
-            self._submit_again()
-        self._unfinished_at = self._progress
+        """Wait for the mini-batch of the next step; it is the next until the progress says more."""
         begun_ns = time.monotonic_ns()
         self._progress.drop_taken()
         self._run_ahead()
@@ -212,9 +205,8 @@ class OverlapIterator(ProgressAttributes):
         self._pipeline.count_index_lists(time.monotonic_ns() - begun_ns)
         step = self._progress.ahead.steps[0]
         if step.index_list is None:
-            self._unfinished_at = None
             self._stop(step)
-        if step.index_list.indices:
+        if step.index_list.indices:  # an empty dataset has one empty mini-batch
             return step, self._wait()
         from overlapiter.sharedmem.slots import MiniBatch  # as the pipeline has done
 
@@ -232,28 +224,18 @@ class OverlapIterator(ProgressAttributes):
     def _wait(self) -> MiniBatch | FailedBatch:
         while True:
             try:
-                batch: MiniBatch | FailedBatch = self._pipeline.take(self.dataset_timeout)
-                return batch
+                steps = self._progress.ahead.steps
+                return self._pipeline.take(steps, self.dataset_timeout)  # type: ignore[no-any-return]  # a view
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
-                self._unfinished_at = None  # where the warning is an error it ends the call
                 warn(text, self.TimeoutWarning)
-                self._unfinished_at = self._progress
-
-    def _submit_again(self) -> None:
-        """Drop all steps that were sent, half of a message perhaps, and submit them again."""
-        self._progress.drop_taken()
-        self._pipeline.reset()
-        self._submit(self._progress.ahead.steps)
-        self._announce_orders(includes_known=True)
-        self._unfinished_at = None
 
     # --- running ahead ------------------------------------------------------------------------
 
     def _begin(
         self, state: IterationState | None = None, previous_epoch_detail: float = -1.0
     ) -> None:
-        """Set the state, by default the first one, before the workers are told."""
+        """Set the state, by default the first one, and tell the workers, if there are any."""
         sampler, size = self.order_sampler, len(self.dataset)
         next_order = order_source(sampler, size)
         if state is None:
@@ -263,35 +245,29 @@ class OverlapIterator(ProgressAttributes):
             state = IterationState(0, 0, False, order)
         knows_any = sampler is None or isinstance(sampler, EpochSampler)
         course = Course(self._batch_size, self._repeat, next_order, self._dataset_size, knows_any)
-        now = Progress(state, previous_epoch_detail, RunAhead(state, course))
-        self._unfinished_at = now  # until the steps are submitted
         self._skipped.begin()
-        self._progress = now
+        self._progress = Progress(state, previous_epoch_detail, RunAhead(state, course))
+        if self._owner_pid == os.getpid():
+            self._pipeline.reset()
+            self._submit_first()
 
     def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
-        """Generate index lists as far ahead as the stages need them, and submit them.
-
-        They are sent with the message that asks for the next mini-batch, or by ``flush``.
-        """
+        """Generate index lists as far ahead as the stages need them."""
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
         extend = self._progress.ahead.extend
-        self._submit(extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch, end=self.epochs))
+        extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch, end=self.epochs)
 
-    def _announce_orders(self, *, includes_known: bool = False) -> None:
+    def _announce_orders(self) -> None:
         """Send the pipeline the orders of epochs that have become known, for staging."""
-        if self.staging is not None:
-            orders = self._progress.ahead.take_orders(includes_known=includes_known)
+        ahead = self._progress.ahead
+        if self.staging is not None and ahead.has_new_orders:
+            orders = ahead.known_orders()
             others: dict[int, Indices] = {}
             if isinstance(self.order_sampler, ScatteredOrder):
                 others = self.order_sampler.of_neighbours(orders, self._dataset_size)
             self._pipeline.announce(orders, others)
-
-    def _submit(self, steps: Iterable[Step]) -> None:
-        for step in steps:
-            # An empty dataset has one empty mini-batch, which needs no worker.
-            if step.index_list is not None and step.index_list.indices:
-                self._pipeline.submit(step.index_list)
+            ahead.has_new_orders = False
 
     def _start(self, created_ns: int) -> None:
         with contextlib.suppress(PipelineError):  # it fails again below, and is told to all ranks
@@ -334,9 +310,8 @@ class OverlapIterator(ProgressAttributes):
         if share is not None:
             share.begin(state.epoch, state.current_position, state.order)
         self._run_ahead(may_cross_epoch=False)
-        self._pipeline.flush()
+        self._pipeline.flush(self._progress.ahead.steps)
         self._announce_orders()
-        self._unfinished_at = None
 
     def _own(self) -> None:
         """Have workers of this process, to which another one may have handed its iterator.
@@ -361,11 +336,6 @@ class OverlapIterator(ProgressAttributes):
         self._refuse_if_finalized()
         self._own()
         self._begin()
-        self._restart()
-
-    def _restart(self) -> None:
-        self._pipeline.reset()
-        self._submit_first()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state. Saving drops no mini-batch that is being made.
@@ -385,11 +355,8 @@ class OverlapIterator(ProgressAttributes):
         if not is_same(state, self._state):
             self._own()
             self._begin(state, previous)
-            self._restart()
             return
-        now = self._progress._replace(previous_epoch_detail=previous)
-        self._unfinished_at = now if self._unfinished_at is self._progress else None
-        self._progress = now
+        self._progress = self._progress._replace(previous_epoch_detail=previous)
 
     @property
     def skipped(self) -> list[ExampleError]:
@@ -477,6 +444,4 @@ def _revived(
     iterator._starts_later = is_importing_main()  # handed to a process that is being started
     OverlapIterator.__init__(iterator, **arguments)
     iterator._begin(IterationState(*state), previous_epoch_detail)
-    if iterator._owner_pid:
-        iterator._restart()
     return iterator

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
-from collections.abc import Iterator
-from typing import Any, NoReturn
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch._utils import ExceptionWrapper
@@ -28,10 +29,18 @@ from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, fetches_whole
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import Foresight, Keys, as_indices, foresee, put_draws, take_back
-from overlapiter.torch.states import Progress, check_taken
+from overlapiter.torch.states import Progress, Taken, check_taken
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
+
+
+class Request(NamedTuple):
+    """A mini-batch that is, or is going to be, what the sampler gives."""
+
+    keys: Keys
+    index_list: IndexList | None  # None for what is made here: it has no keys, or no list of them
+    taken: Taken  # after it
 
 
 class Epoch(_BaseDataLoaderIter):
@@ -45,8 +54,8 @@ class Epoch(_BaseDataLoaderIter):
 
     _feed: Feed | None = None
     _progress: Progress
-    #: Whether a call has begun that has not ended: an interruption may have sent half of a message.
-    _is_unfinished: bool
+    #: That are not taken, in order; an interruption may have left the first, which is.
+    _requests: collections.deque[Request]
 
     def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._shelf = loader._shelf  # not the loader, which may hold this
@@ -81,52 +90,54 @@ class Epoch(_BaseDataLoaderIter):
 
     def _read_out(self) -> None:
         """Wait for what the workers have been given: PyTorch's read it, too, and draw meanwhile."""
-        while self._pending and not self._is_unfinished:
-            self._is_unfinished = True  # until the index list is taken off, too
-            if _is_sent(self._pending[0]):
+        self._drop_taken()
+        while self._requests and not self._pipeline.is_unfinished:
+            if self._requests[0].index_list is not None:
                 self._wait()
-            self._pending.popleft()
-            self._is_unfinished = False
+            self._requests.popleft()
 
     def _begin(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
-        self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
-        self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
+        self._requests = collections.deque()
         self._foresight: Foresight | None = None
         self._is_exhausted = False
-        self._is_unfinished = True  # until all was submitted: a sampler may raise
         self._order_size = 0
         staging, number = loader.staging, self._progress.number
-        self._n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
+        n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
         if staging is not None:
-            self._n_wanted = max(n_ahead, staging.look_ahead)
+            n_wanted = max(n_ahead, staging.look_ahead)
             self._foresight = foresee(loader, number, draws_base_seed=not loader.persistent_workers)
-            n_ahead = self._n_wanted if self._foresight is None else n_ahead
-        orders = {} if self._foresight is None else self._foresight.orders
+            n_ahead = n_wanted if self._foresight is None else n_ahead
         if state is not None:
-            for keys in itertools.islice(self._keys(), state["n_taken"]):
-                self._progress.count(keys)
+            with contextlib.suppress(StopIteration):
+                for _ in range(state["n_taken"]):
+                    self._progress.count(self._flat(self._next_index()))
             check_taken(self._progress, state)
-        self._pending.clear()
-        first = list(itertools.islice(self._keys(), n_ahead))
+        self._n_pulled = self._progress.taken.n_batches  # from the sampler
+        orders, others = {}, {}
         try:
-            self._feed = self._feed_of(loader, first, orders.get(number))
+            if self._foresight is not None:
+                orders, others = self._foresight.orders, self._foresight.others
+                self._order_size = len(orders.get(number, ()))
+            self._n_wanted = n_wanted
+            for _ in range(n_ahead):
+                self._pull()
+            self._n_wanted += 1  # the one that is asked for
+            self._feed = self._feed_of(loader, orders.get(number))
+            self._pipeline.announce(orders, others)
+            self._pipeline.flush(self._requests)
         except BaseException:
+            self._requests.clear()
             take_back(loader, number)
             raise
-        self._submit_all()
-        self._pipeline.flush()
-        self._is_unfinished = False
 
-    def _feed_of(
-        self, loader: data.DataLoader[Any], first: list[Keys], order: Indices | None
-    ) -> Feed:
+    def _feed_of(self, loader: data.DataLoader[Any], order: Indices | None) -> Feed:
         if self._feed is not None:
             self._pipeline.reset()
             return self._feed
-        indices = as_indices(first[0] if first and _is_sent(first[0]) else [], self._counting)
+        first = self._requests[0].index_list if self._requests else None
         default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         renewal = Renewal(self._base_seed, default_dtype)
-        feed = begin(loader, renewal, indices.tolist())
+        feed = begin(loader, renewal, [] if first is None else first.indices)
         share = feed.pipeline.share
         if share is not None and (self._is_resumed or not share.has_begun):
             share.begin(self._progress.number, self._progress.position, order)
@@ -139,34 +150,36 @@ class Epoch(_BaseDataLoaderIter):
 
     # --- index lists --------------------------------------------------------------------------
 
-    def _keys(self) -> Iterator[Keys]:
-        """Take from the sampler until its end."""
-        while not self._is_exhausted:
+    def _pull(self) -> None:
+        """Take one index list from the sampler, and request it unless it was foreseen."""
+        n_taken = self._progress.taken.n_batches
+        if self._foresight is not None:
+            n_more = max(self._n_wanted, self._n_pulled - n_taken + 1) - len(self._requests)
+            foreseen = self._foresight.batches_from(self._end.n_batches)
+            self._request(map(self._flat, itertools.islice(foreseen, max(0, n_more))))
+        # Else an interruption has left one.
+        if self._n_pulled <= self._end.n_batches and not self._is_exhausted:
             try:
-                keys = self._flat(self._next_index())
+                self._pulled = self._flat(self._next_index())
+                self._n_pulled += 1
             except StopIteration:
                 self._is_exhausted = True
+        if self._foresight is not None:
+            given = [] if self._is_exhausted else [self._pulled]
+            n_sure = self._n_pulled - n_taken - len(given)
+            known = itertools.islice(self._requests, n_sure, n_sure + 1)
+            if [each.keys for each in known] == given:
                 return
-            self._pending.append(keys)
-            yield keys
+            # The sampler has changed its mind. Another queue has the pipeline start over.
+            sure = collections.deque(itertools.islice(self._requests, n_sure))
+            self._requests, self._foresight = sure, None
+        if self._n_pulled > self._end.n_batches:
+            self._request([self._pulled])
 
-    def _pull(self) -> None:
-        """Take one index list from the sampler, and submit it or another one that is foreseen."""
-        try:
-            taken = [*itertools.islice(self._keys(), 1)]
-        except Exception:  # the sampler's; nothing was sent
-            self._is_unfinished = False
-            raise
-        for keys in taken:
-            if not self._submitted:
-                self._submit(keys)
-                continue
-            if self._submitted.popleft() == keys:
-                for ahead in itertools.islice(self._foreseen, 1):
-                    self._submit_foreseen(ahead)
-                continue
-            self._foresight = None  # the sampler has changed its mind
-            self._submit_again()
+    @property
+    def _end(self) -> Taken:
+        """What is taken after all requests."""
+        return self._requests[-1].taken if self._requests else self._progress.taken
 
     def _flat(self, keys: Keys) -> Keys:
         """Return the keys of a mini-batch as a list, or what is none as it is.
@@ -182,42 +195,20 @@ class Epoch(_BaseDataLoaderIter):
         except TypeError:
             return keys
 
-    def _submit_foreseen(self, keys: Keys) -> None:
-        keys = self._flat(keys)
-        self._submitted.append(keys)
-        self._submit(keys)
+    def _request(self, batches: Iterable[Keys]) -> None:
+        for keys in batches:
+            taken, index_list = self._end, None
+            if isinstance(keys, list) and keys:
+                indices = as_indices(keys, self._counting).tolist()
+                position = self._progress.position_after(taken)
+                epochs = self._progress.epochs(position, len(indices))
+                position += self._progress.number * self._order_size
+                index_list = IndexList(indices, epochs, position)
+            self._requests.append(Request(keys, index_list, taken.and_also(keys)))
 
-    def _submit(self, keys: Keys) -> None:
-        if not _is_sent(keys):
-            return
-        indices = as_indices(keys, self._counting)
-        epochs = self._progress.epochs(self._position, len(indices))
-        position = self._progress.number * self._order_size + self._position
-        self._pipeline.submit(IndexList(indices.tolist(), epochs, position))
-        self._position += len(indices)
-
-    def _submit_all(self) -> None:
-        """Submit what was taken from the sampler, and what is foreseen to follow it."""
-        self._submitted.clear()
-        self._foreseen: Iterator[Keys] = iter(())
-        self._position = self._progress.position  # of the next one to be submitted
-        foresight = self._foresight
-        if foresight is not None and foresight.orders:
-            self._order_size = len(foresight.orders[self._progress.number])
-            self._pipeline.announce(foresight.orders, foresight.others)
-        for keys in self._pending:
-            self._submit(keys)
-        if foresight is not None:
-            n_pending = len(self._pending)
-            self._foreseen = foresight.batches_from(self._progress.n_taken + n_pending)
-            for keys in itertools.islice(self._foreseen, max(0, self._n_wanted - n_pending)):
-                self._submit_foreseen(keys)
-
-    def _submit_again(self) -> None:
-        """Drop all that was sent, half of a message perhaps, and submit it again."""
-        if self._feed is not None:  # else nothing is left to submit
-            self._pipeline.reset()
-            self._submit_all()
+    def _drop_taken(self) -> None:
+        if self._requests and self._requests[0].taken is self._progress.taken:
+            self._requests.popleft()
 
     # --- mini-batches -------------------------------------------------------------------------
 
@@ -232,25 +223,20 @@ class Epoch(_BaseDataLoaderIter):
     def _next_data(self) -> Any:
         """Return the next mini-batch. Blocks until it is there."""
         while True:
-            if self._is_unfinished:
-                self._submit_again()
-            self._is_unfinished = True  # until the index list is taken off, too
+            self._drop_taken()
             self._pull()
-            if not self._pending:
-                self._is_unfinished = False
+            if not self._requests:
                 self._progress.is_over = True
                 if not self._persistent_workers:
                     self._release()
                 raise StopIteration
-            first = self._pending[0]
-            batch = self._wait() if _is_sent(first) else self._make_here(first)
-            # Before it is taken off: after a warning that is an error it is asked for again.
+            first = self._requests[0]
+            batch = self._make_here(first.keys) if first.index_list is None else self._wait()
+            # Before it counts as taken: after a warning that is an error it is asked for again.
             error, is_passed_over = self._skipped.judge(batch)
-            worker = self._progress.n_taken % self._num_workers
-            keys = self._pending.popleft()
-            self._progress.count(keys)
-            self._is_unfinished = False
-            if self._is_exhausted and not self._pending and not self._persistent_workers:
+            worker = self._progress.taken.n_batches % self._num_workers
+            self._progress.taken = first.taken
+            if self._is_exhausted and len(self._requests) == 1 and not self._persistent_workers:
                 self._release()  # a program that counts, as Lightning does, never asks for more
             if isinstance(batch, FailedBatch) and isinstance(batch.error, RemoteError):
                 _reraise(batch.error, batch.context, worker)
@@ -274,17 +260,17 @@ class Epoch(_BaseDataLoaderIter):
     def _wait(self) -> Collated | FailedBatch:
         while True:
             try:
-                batch: Collated | FailedBatch = self._pipeline.take(self._timeout or STALL_SECONDS)
+                batch: Collated | FailedBatch = self._pipeline.take(
+                    self._requests, self._timeout or STALL_SECONDS
+                )
                 return batch
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self._dataset, self._timeout or STALL_SECONDS)
                 text = text.replace("dataset_timeout", "timeout")
-                self._is_unfinished = False  # nothing is lost
                 if self._timeout > 0:
                     message = f"DataLoader timed out after {self._timeout} seconds"
                     raise RuntimeError(message) from TimeoutError(text)
                 warn(text, TimeoutWarning)
-                self._is_unfinished = True
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -297,11 +283,6 @@ class Epoch(_BaseDataLoaderIter):
     def __del__(self) -> None:
         """Give the workers back to the loader, where the user does not go on to the end."""
         self._release()
-
-
-def _is_sent(keys: Keys) -> bool:
-    """Return whether a mini-batch is the workers': it has keys, in a list."""
-    return isinstance(keys, list) and bool(keys)
 
 
 def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> NoReturn:

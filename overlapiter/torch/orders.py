@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -224,7 +223,7 @@ class Foresight(NamedTuple):
     def batches_from(self, number: int) -> Iterator[Keys]:
         """Give what the sampler gives for the mini-batches from this one on."""
         if self.batch_size is None:
-            return itertools.islice(self.keys, number, None)
+            return (self.keys[at] for at in range(number, len(self.keys)))
         size = self.batch_size
         starts = range(number * size, len(self.keys), size)
         return (self.keys[start : start + size] for start in starts)

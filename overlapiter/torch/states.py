@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import data
@@ -30,6 +30,18 @@ from overlapiter.torch.orders import (
 _VERSION = 1
 
 
+class Taken(NamedTuple):
+    """What was taken of an epoch."""
+
+    n_batches: int = 0  # those included that failed
+    n_examples: int = 0  # in those since the start or the resumption
+
+    def and_also(self, keys: Keys) -> Taken:
+        """Return what it is after one more mini-batch."""
+        n_keys = len(keys) if isinstance(keys, (list, tuple)) else 1
+        return Taken(self.n_batches + 1, self.n_examples + n_keys)
+
+
 class Progress:
     """How far an iteration over a loader is, made before it draws. It outlives the iterator."""
 
@@ -48,19 +60,21 @@ class Progress:
             whole = sampler.whole()
             self.scattered = sampler.order, sampler.start, whole
             self.epoch_size = max(1, len(whole))  # that of the rest is less
-        self.n_taken = 0  # mini-batches, those included that failed
-        self.n_examples = 0  # in those taken since the start or the resumption
+        self.taken = Taken()  # replaced as a whole, so an interruption leaves no mixture
         self.is_over = False  # the epoch
 
     def count(self, keys: Keys) -> None:
         """Note that a mini-batch was taken."""
-        self.n_taken += 1
-        self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
+        self.taken = self.taken.and_also(keys)
 
     @property
     def position(self) -> int:
         """Examples of the epoch before the next mini-batch."""
-        return self.n_examples + (0 if self.scattered is None else self.scattered[1])
+        return self.position_after(self.taken)
+
+    def position_after(self, taken: Taken) -> int:
+        """Return the same for when so much is taken."""
+        return taken.n_examples + (0 if self.scattered is None else self.scattered[1])
 
     def epochs(self, position: int, n: int) -> list[int]:
         """Return the epochs of ``n`` examples from a position on, for their random states."""
@@ -165,7 +179,7 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
     return {
         "version": _VERSION,
         "epoch": epoch.number,
-        "n_taken": epoch.n_taken,
+        "n_taken": epoch.taken.n_batches,
         "draws": None if scattered else tuple(epoch.draws),
         "dataset_size": size,
         "sampler": kind.__name__,
@@ -183,11 +197,11 @@ def check_taken(epoch: Progress, state: State) -> None:
     Raises:
         OptionError: It did not.
     """
-    if epoch.n_taken < state["n_taken"]:
+    if epoch.taken.n_batches < state["n_taken"]:
         raise OptionError(
             "state_dict",
             f"stands after mini-batch {state['n_taken']} of an epoch, but the sampler gives "
-            f"{epoch.n_taken}; give the sampler that it was taken with",
+            f"{epoch.taken.n_batches}; give the sampler that it was taken with",
         )
 
 

@@ -145,7 +145,7 @@ def test_a_loading_that_is_not_strict_keeps_what_a_snapshot_lacks(make_ours: Mak
 
 def test_the_coming_order_is_known_before_its_epoch(make_ours: Maker) -> None:
     (iterator,) = scattered(make_ours, 1, 4)
-    orders = iterator._progress.ahead.take_orders(includes_known=True)
+    orders = iterator._progress.ahead.known_orders()
     assert {epoch: order.tolist() for epoch, order in orders.items()} == {
         epoch: expected(1, epoch)[0] for epoch in (0, 1)
     }

@@ -343,15 +343,23 @@ def test_a_process_that_the_dataset_forks_ends_with_the_example_and_answers_noth
 
 
 def test_an_interruption_at_any_line_of_next_loses_and_doubles_no_mini_batch():
+    _interrupt_at_each_line("chainer/iterator.py", "order.py")
+
+
+@pytest.mark.slow
+@pytest.mark.leaks_ok(reason="descriptors that come with a message are lost with it")
+def test_an_interruption_at_any_line_of_the_pipeline_loses_and_doubles_none():
+    _interrupt_at_each_line("overlapiter/pipeline.py")
+
+
+def _interrupt_at_each_line(*files):
     n_lines = 0
     n_returns = 0
     with OverlapIterator(Growing(), 4, shuffle=False, n_processes=1) as iterator:
         while n_lines < 10_000:
             n_lines += 1
             before = iterator.current_position
-            is_interrupted, batch = interrupted_at(
-                n_lines, iterator, "chainer/iterator.py", "order.py"
-            )
+            is_interrupted, batch = interrupted_at(n_lines, iterator, *files)
             if not is_interrupted:  # there is no such line any more
                 break
             # It counts as taken just before the return, where no signal is handled.

@@ -90,11 +90,11 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
         Raises:
             WaitTimeoutError: It does not come within a minute.
         """
-        for step in self._ahead.extend(3, self._n_ahead, may_cross_epoch=True):
-            assert step.index_list is not None
-            self.pipeline.submit(step.index_list)
-        self.pipeline.announce(self._ahead.take_orders(), {})
-        batch = self.pipeline.take(TIMEOUT_SECONDS)
+        self._ahead.extend(3, self._n_ahead, may_cross_epoch=True)
+        if self._ahead.has_new_orders:
+            self.pipeline.announce(self._ahead.known_orders(), {})
+            self._ahead.has_new_orders = False
+        batch = self.pipeline.take(self._ahead.steps, TIMEOUT_SECONDS)
         self._ahead.take()
         if isinstance(batch, FailedBatch):
             raise batch.error from batch.context

@@ -395,8 +395,13 @@ def test_a_script_that_starts_its_training_when_imported_is_told_what_to_do(tmp_
 
 
 @pytest.mark.slow
-def test_an_interruption_at_any_line_of_next_changes_no_order() -> None:
-    loader = DataLoader(D.Made("int", 4000), 2, num_workers=1)
+@pytest.mark.parametrize("is_foreseen", [False, True])
+def test_an_interruption_at_any_line_of_next_changes_no_order(
+    image_folder: Path, tmp_path: Path, *, is_foreseen: bool
+) -> None:
+    staging = Staging(tmp_path / "fast", source=image_folder, keep_free=0, look_ahead=20)
+    options = {"staging": staging} if is_foreseen else {}
+    loader = DataLoader(D.Made("int", 4000), 2, num_workers=1, **options)
     iterator = iter(loader)
     n_lines = n_lost = expected = 0
     while n_lines < 1000:
@@ -421,7 +426,7 @@ def test_after_many_interruptions_the_next_mini_batch_comes(
     iterator: Any = iter(loader)
     with monkeypatch.context() as patch:
         interrupt = signal.default_int_handler
-        patch.setattr(iterator._pipeline, "take", lambda _: interrupt(signal.SIGINT, None))
+        patch.setattr(iterator._pipeline, "take", lambda *_: interrupt(signal.SIGINT, None))
         for _ in range(5):
             with pytest.raises(KeyboardInterrupt):
                 next(iterator)
@@ -460,11 +465,11 @@ def test_after_an_interruption_as_much_is_staged_ahead_by_the_same_orders(
     pipeline = iterator._pipeline
     assert next(iterator).tolist() == [0, 1]
     with monkeypatch.context() as patch:
-        patch.setattr(pipeline, "take", lambda _: signal.raise_signal(signal.SIGINT))
+        patch.setattr(pipeline, "take", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
             next(iterator)
     assert [batch.tolist() for batch in itertools.islice(iterator, 2)] == [[2, 3], [4, 5]]
-    assert len(pipeline._waiting) == 20
+    assert len(pipeline._wanted) == 21  # with the one that was taken last
     assert [*pipeline._orders[0]] == [0, 1]
     loader.close()
 
