@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from overlapiter.origins.origin import LocalFile, Original
 
@@ -41,7 +41,6 @@ class Mover:
         tiers = self._tiers
         if not tiers.is_well(0):
             return {}, []
-        staged_at = self._staged_at(low.values())  # first: it may fail, and claims are to end
         try:
             claim = tiers.stores[0].claim([*low])
         except OSError as error:
@@ -54,7 +53,7 @@ class Mover:
             copies += self._copied(left[:_AT_ONCE], Room(range(1)))
             del left[:_AT_ONCE]
         failed = claimed - {copy.wanted.key for copy in copies}
-        answers = tiers.publish(copies, [*failed], 0, staged_at)
+        answers = tiers.publish(copies, [*failed], 0, is_moved=True)
         risen = {key: answer for key, answer in answers.items() if answer.extent is not None}
         tiers.drop([extent for file, extent in mine.items() if file.key in risen])
         risen |= {key: Staged.at(found.extent) for key, found in claim.found.items()}
@@ -74,33 +73,12 @@ class Mover:
         became: dict[int, Staged | None] = {}
         for first in range(0, len(keys), _AT_ONCE):  # the small ones lie in memory meanwhile
             here = store.files(keys[first : first + _AT_ONCE])
-            staged_at = {file.key: at for file, _, at in here}
-            copies = self._copied([each[:2] for each in here], Room(slower, make_room))
-            answers = self._tiers.publish(copies, [], None, staged_at)
-            there = [*staged_at]
+            copies = self._copied(here, Room(slower, make_room))
+            answers = self._tiers.publish(copies, [], None, is_moved=True)
+            there = [file.key for file, _ in here]
             store.evict(there, keep_room=True)
             became |= {key: answers.get(key) for key in there}
         return became
-
-    def _staged_at(self, extents: Iterable[Extent]) -> dict[int, int]:
-        """Return when copies were staged; 0 if they are not there any more, or nothing answers.
-
-        That time does not change when a file is moved: by it other nodes tell whether it was
-        compared with its source in their job.
-        """
-        copies: dict[int, dict[int, Extent]] = {}
-        for extent in extents:
-            copies.setdefault(extent.tier, {})[extent.key] = extent
-        staged_at: dict[int, int] = {}
-        for tier, own in copies.items():
-            staged_at |= dict.fromkeys(own, 0)
-            try:
-                here = self._tiers.stores[tier].files([*own])
-            except OSError as error:
-                self._tiers.blame(tier, error)
-                continue
-            staged_at |= {file.key: at for file, extent, at in here if extent == own[file.key]}
-        return staged_at
 
     def _copied(self, here: Sequence[tuple[Wanted, Extent]], room: Room) -> list[Copy]:
         """Copy files of a tier to others, as far as these have room; small ones together."""

@@ -26,7 +26,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from . import reclaim, segments
@@ -180,19 +179,19 @@ class Store:
                 found[extent.key] = Found(extent, row[6] == boots)
         return found
 
-    def files(self, keys: Sequence[int]) -> list[tuple[Wanted, Extent, int]]:
-        """Return what is staged of some files, known by their keys alone, and since when."""
-        columns = "key, segment, start, size, mtime, checksum, at, path"
+    def files(self, keys: Sequence[int]) -> list[tuple[Wanted, Extent]]:
+        """Return what is staged of some files, known by their keys alone."""
+        columns = "key, segment, start, size, mtime, checksum, path"
         select = f"SELECT {columns} FROM staged WHERE key IN"
 
-        def files(cursor: Cursor) -> list[tuple[Wanted, Extent, int]]:
+        def files(cursor: Cursor) -> list[tuple[Wanted, Extent]]:
             found = []
-            for *numbers, at, name in run_by_key(cursor, select, keys):
+            for *numbers, name in run_by_key(cursor, select, keys):
                 extent = extent_of(numbers, self.tier)
                 if type(name) is not bytes:
                     raise IndexDamagedError(f"no path: {name!r}")
                 path = (self._root_bytes + name).decode("utf-8", "surrogateescape")
-                found.append((Wanted(extent.key, path), extent, number_of((at,))))
+                found.append((Wanted(extent.key, path), extent))
             return found
 
         return self._access.read(files)
@@ -287,7 +286,8 @@ class Store:
         self,
         copies: Sequence[Written],
         failed: Sequence[int],
-        staged_at: Mapping[int, int] = MappingProxyType({}),
+        *,
+        is_moved: bool = False,
     ) -> bool:
         """Make complete copies known, and give up the claims on other files.
 
@@ -296,7 +296,8 @@ class Store:
         Args:
             copies: No file twice.
             failed: Keys of files that were claimed and not copied.
-            staged_at: When files that come from another tier were staged there, by their keys.
+            is_moved: Whether they come from another tier. Since when they are staged is not kept
+                then: other nodes compare them with their sources.
 
         Returns:
             Whether they are known; not if their generation was thrown away meanwhile.
@@ -306,7 +307,7 @@ class Store:
         is_published = False
         try:
             is_published = self._on(
-                lambda opened: self._publish(opened, copies, paths, ended, staged_at)
+                lambda opened: self._publish(opened, copies, paths, ended, is_moved=is_moved)
             )
         finally:
             if not is_published:
@@ -321,7 +322,8 @@ class Store:
         copies: Sequence[Written],
         paths: Mapping[int, bytes],
         ended: Sequence[int],
-        staged_at: Mapping[int, int],
+        *,
+        is_moved: bool,
     ) -> bool:
         """Publish copies; return False if their generation was thrown away meanwhile."""
         places = [place for _, place, _ in copies]
@@ -331,7 +333,7 @@ class Store:
             (
                 extent.key, self._source_number, paths[extent.key], extent.segment,
                 extent.start, extent.size, extent.mtime, extent.checksum, opened.boots,
-                staged_at.get(extent.key, now), now,
+                0 if is_moved else now, now,
             )
             for _, _, extent in copies
         ]  # fmt: skip

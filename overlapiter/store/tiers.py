@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 from overlapiter.origins.origin import SizeUntoldError
@@ -164,12 +163,13 @@ class Tiers:
         copies: Sequence[Copy],
         failed: Sequence[int],
         home: int | None,
-        staged_at: Mapping[int, int] = MappingProxyType({}),
+        *,
+        is_moved: bool = False,
     ) -> dict[int, Staged]:
         """Publish copies, a transaction for each tier; return the answer for each.
 
         ``failed`` are keys of files that were claimed and not copied. ``home`` is the tier that has
-        the claims, which end last; None if there are none. ``staged_at`` is that of
+        the claims, which end last; None if there are none. ``is_moved`` is that of
         :meth:`.Store.publish`.
         """
         answers: dict[int, Staged] = {}
@@ -181,7 +181,7 @@ class Tiers:
             if not here and not ended:
                 continue
             try:
-                is_published = store.publish([copy[:3] for copy in here], ended, staged_at)
+                is_published = store.publish([copy[:3] for copy in here], ended, is_moved=is_moved)
             except OSError as error:
                 answer = self.blame(tier, error)
                 answers |= {copy.wanted.key: answer for copy in here}

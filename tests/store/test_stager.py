@@ -592,9 +592,9 @@ def test_copies_whose_generation_goes_before_they_are_published_are_not_answered
     setting = Setting(tmp_path, contents_of(2))
     publish = setting.stores[0].publish
 
-    def publish_late(*arguments):
+    def publish_late(*arguments, **options):
         discard(generation_of(str(setting.directories[0])))
-        return publish(*arguments)
+        return publish(*arguments, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(setting.stores[0], "publish", publish_late)
