@@ -8,15 +8,14 @@ longer one is copied in pieces.
 from __future__ import annotations
 
 import errno
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlapiter.origins.origin import Original, OriginalFile
 
 from .elsewhere import FetchedFile
-from .extents import WHOLE, Checksum, Extent, checksum_of
+from .extents import Checksum, Extent, checksum_of
 from .outcome import MakeRoom, Outcome, Staged
 from .places import write_files
 from .segments import write
@@ -24,19 +23,8 @@ from .slowstore import CHUNK_BYTES, Read, SlowStore, read_whole
 from .store import Place, Wanted
 from .tiers import Copy, Tiers
 
-#: For so many files that are to be read room is made for one more: some are larger than the mean.
-_FILES_PER_SLACK = 8
-
 #: Of several reasons why a file is not staged the first one counts, for it may pass.
 _REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
-
-
-#: Ends that room is kept for a file.
-Release = Callable[[], None]
-
-
-def _release_nothing() -> None:
-    """Do nothing: no room is kept."""
 
 
 class Content(NamedTuple):
@@ -48,7 +36,6 @@ class Content(NamedTuple):
     checksum: int
     outcome: Outcome  # what is to be answered once it is published
     read_ns: int = 0  # how long reading the source took; 0 if it was read from another tier
-    release: Release = _release_nothing
 
 
 class Room(NamedTuple):
@@ -65,19 +52,15 @@ class Copier:
     def __init__(self, tiers: Tiers, slow_store: SlowStore) -> None:
         self._tiers = tiers
         self._slow_store = slow_store
-        self._mean_bytes = 0.0  # of what files take of the segments that they share
-        #: Held while room is made for files that are to be read: else others would take it.
-        self._making_room = threading.Lock()
 
     # --- reading ------------------------------------------------------------------------------
 
-    def take(self, read: Read, file: Wanted, home: int, release: Release) -> Content | Staged:
-        """Take what became of a small file; ``release`` ends that room is kept for it."""
+    def take(self, read: Read, file: Wanted, home: int) -> Content | Staged:
+        """Take what became of a small file."""
         data, mtime = read.data, read.original.mtime_ns
         if data is not None:
             checksum = checksum_of(data, file.key, mtime)
-            return Content(file, data, mtime, checksum, Outcome.COPIED, read.took_ns, release)
-        release()
+            return Content(file, data, mtime, checksum, Outcome.COPIED, read.took_ns)
         if read.error:
             return self._tiers.blame_source(home, read.error)
         return Staged(Outcome.SOURCE_FAILED)
@@ -108,48 +91,13 @@ class Copier:
             return None
         return Content(file, data, original.mtime_ns, checksum, Outcome.FETCHED)
 
-    def promise(self, n_files: int, room: Room) -> list[Release]:
-        """Keep room for ordinary files, not to read them in vain.
-
-        Returns:
-            What ends that, for as many of them as there is room for.
-        """
-        size_bytes = int(self._mean_bytes)
-        promised: list[Release] = []
-        if room.make_room is None:
-            now_seconds, full = time.monotonic(), [self._tiers.full[tier] for tier in room.tiers]
-            if not any(breaker.is_closed for breaker in full):  # after a pause, one is tried
-                n_files = int(any(breaker.is_passable(now_seconds) for breaker in full))
-        elif size_bytes:
-            try:
-                with self._making_room:
-                    for tier in room.tiers:
-                        self._promise(n_files, tier, size_bytes, room.make_room, promised)
-                return promised
-            except OSError:  # taking a place meets the same, and says it
-                pass
-        return promised + [_release_nothing] * (n_files - len(promised))
-
-    def _promise(
-        self,
-        n_files: int,
-        tier: int,
-        size_bytes: int,
-        make_room: MakeRoom,
-        promised: list[Release],
-    ) -> None:
-        """Promise room in a tier until it is enough for all files, or no others may go."""
-        store, again = self._tiers.stores[tier], False
-        while n_left := n_files - len(promised):
-            n_kept, missing_bytes, release = store.promise(size_bytes, n_left, again=again)
-            promised += [release] * n_kept
-            if n_kept == n_left or not store.can_ever_hold(size_bytes):
-                return
-            slack_bytes = n_left // _FILES_PER_SLACK * size_bytes
-            has_made_room = make_room(tier, missing_bytes + slack_bytes)
-            if again and not has_made_room:
-                return
-            again = True  # others may have made room, too
+    def n_to_read(self, n_files: int, room: Room) -> int:
+        """Return how many of some files to read: one, where tiers are full and nothing may go."""
+        full = [self._tiers.full[tier] for tier in room.tiers]
+        if room.make_room is not None or any(breaker.is_closed for breaker in full):
+            return n_files
+        now_seconds = time.monotonic()
+        return int(any(breaker.is_passable(now_seconds) for breaker in full))
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -162,8 +110,6 @@ class Copier:
             The copies, and for the keys of the other files why there is none: the caller gives up
             the claims on them.
         """
-        for content in contents:
-            content.release()
         copies: list[Copy] = []
         reasons: dict[int, Staged] = {}
         left = contents
@@ -198,9 +144,7 @@ class Copier:
                     self._tiers.give_up(tier, place)
                 answer = self._tiers.blame(tier, error)
                 return copies, refused + [(content, answer) for content in contents]
-            for place, content in written:
-                copies.append(_copy_of(content, tier, place))
-                self._learn_size(place)
+            copies += [_copy_of(content, tier, place) for place, content in written]
             contents = contents[len(places) :]
         return copies, refused
 
@@ -221,11 +165,6 @@ class Copier:
             return _Reason(tiers.blame(tier, error), is_of_file=error.errno == errno.EFBIG)
         tiers.full[tier].succeeded()
         return places
-
-    def _learn_size(self, place: Place) -> None:
-        if place.start != WHOLE:
-            share = 0.1 if self._mean_bytes else 1.0
-            self._mean_bytes += (place.size - self._mean_bytes) * share
 
     # --- in pieces ----------------------------------------------------------------------------
 
@@ -258,7 +197,6 @@ class Copier:
             if checksum is None:
                 self._tiers.give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
-            self._learn_size(place)
             number = place.segment.number
             extent = Extent(file.key, tier, number, place.start, *original, checksum)
             return Copy(file, place, extent, Staged.at(extent, outcome))
@@ -281,7 +219,7 @@ class _Reason(NamedTuple):
 
 def _copy_of(content: Content, tier: int, place: Place) -> Copy:
     """Return the copy of a file that was written to a place."""
-    file, data, mtime, checksum, outcome, read_ns, _ = content
+    file, data, mtime, checksum, outcome, read_ns = content
     number = place.segment.number
     extent = Extent(file.key, tier, number, place.start, len(data), mtime, checksum)
     return Copy(file, place, extent, Staged.at(extent, outcome, read_ns))

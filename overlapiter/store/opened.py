@@ -20,7 +20,7 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .places import Place, Promise, Vacant
+from .places import Place, Vacant
 from .segments import Segment, aligned
 from .site import Site
 from .tables import Evicted, delete_empty, lower, run_by_key
@@ -68,8 +68,6 @@ class OpenGeneration:
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._n_owing = 0  # transactions under way that write what was owed
-        self._promised_bytes = 0
-        self._is_full = False  # whether less was charged than was asked for, the last time
         self._is_left = self._was_gone = False
         self.limits = Limits(site, self.folder)
         self.block_bytes = self.limits.block_bytes
@@ -158,36 +156,10 @@ class OpenGeneration:
 
     @property
     def spare_bytes(self) -> int:
-        """What is reserved or vacant, and neither given nor promised."""
-        return self._segment.surplus_bytes + self.vacant.size_bytes - self._promised_bytes
+        """What is reserved or vacant, and not given."""
+        return self._segment.surplus_bytes + self.vacant.size_bytes
 
     # --- places -------------------------------------------------------------------------------
-
-    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
-        """Keep room for small files of one size, as far as there is any.
-
-        Where there was no room the last time, none is asked for but ``again``.
-        """
-        charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
-        with self.lock:
-            self._require_open()
-            segment = self._current(charged_bytes)
-            left_bytes = segment.left_bytes  # beyond it, another segment begins
-            wanted_bytes = self._promised_bytes + n_files * charged_bytes
-            wanted_bytes -= self.vacant.size_bytes
-            missing_bytes = min(wanted_bytes, left_bytes) - segment.surplus_bytes
-            if missing_bytes > 0 and (again or not self._is_full):
-                self._reserve(segment, missing_bytes, min(charged_bytes, missing_bytes))
-            missing_bytes = max(0, min(wanted_bytes, left_bytes) - segment.surplus_bytes)
-            if missing_bytes:
-                n_files = max(0, self.spare_bytes // charged_bytes)
-            self._promised_bytes += n_files * charged_bytes
-
-        def release() -> None:
-            with self.lock:
-                self._promised_bytes -= charged_bytes
-
-        return Promise(n_files, missing_bytes, release)
 
     def _require_open(self) -> None:
         if self._is_left:
@@ -217,11 +189,10 @@ class OpenGeneration:
         segment = self._current(charges[0])
         if segment.is_removed:  # no other process could read what is written to it
             raise StaleError(f"segment {segment.number:x} was removed")
-        kept_bytes = min(self._promised_bytes, segment.left_bytes - charges[0])
-        spare_bytes = segment.surplus_bytes + self.vacant.size_bytes - kept_bytes
+        spare_bytes = self.spare_bytes
         wanted_bytes = min(sum(charges) - spare_bytes, segment.room_bytes)
         if wanted_bytes > 0 and self._reserve(segment, wanted_bytes, charges[0] - spare_bytes):
-            spare_bytes = segment.surplus_bytes + self.vacant.size_bytes - kept_bytes
+            spare_bytes = self.spare_bytes
         places = []
         for charged_bytes in charges:
             if charged_bytes > spare_bytes:
@@ -266,7 +237,7 @@ class OpenGeneration:
         """Make the segment of a large file; what was reserved for small ones makes room for it."""
         whole = self._new_segment(charged_bytes)
         if whole is None and self.spare_bytes > 0:
-            self._cut_reservation(self._promised_bytes)
+            self._cut_reservation()
             whole = self._new_segment(charged_bytes)
         return whole
 
@@ -311,9 +282,7 @@ class OpenGeneration:
 
     def _charge(self, cursor: Cursor, segment: Segment, size_bytes: int, least_bytes: int) -> int:
         owner = self.owner.number
-        charged_bytes = self.limits.charge(cursor, segment, owner, size_bytes, least_bytes)
-        self._is_full = charged_bytes < size_bytes
-        return charged_bytes
+        return self.limits.charge(cursor, segment, owner, size_bytes, least_bytes)
 
     def _extend(self, segment: Segment, size_bytes: int) -> bool:
         """Have the disk set aside what was charged; return whether it has room."""
@@ -390,17 +359,16 @@ class OpenGeneration:
         with self.lock:
             self._make_reserve()  # it may have been used, and the disk have room again
             if self._segment.surplus_bytes:
-                self._cut_reservation(0)
+                self._cut_reservation()
             if self._owed:
                 self.write(lambda _cursor: None)
 
-    def _cut_reservation(self, kept_bytes: int) -> None:
-        """Give back what is reserved beyond so many bytes; the next write lowers the charge."""
+    def _cut_reservation(self) -> None:
+        """Give back what is reserved; the next write lowers the charge."""
         segment = self._segment
-        end = segment.end + min(kept_bytes, segment.surplus_bytes)
-        segments.cut(segment.fd, end)
-        self._owe_lower(segment.number, segment.reserved - end)
-        segment.reserved = end
+        segments.cut(segment.fd, segment.end)
+        self._owe_lower(segment.number, segment.surplus_bytes)
+        segment.reserved = segment.end
 
     def retire(self) -> None:
         """Close the segments that are full, and of which nothing is pending or owed."""

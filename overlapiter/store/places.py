@@ -35,15 +35,6 @@ class Place(NamedTuple):
     size: int  # the bytes that are charged, in whole blocks
 
 
-class Promise(NamedTuple):
-    """Room that is kept for small files."""
-
-    n_files: int  # for so many there is room
-    missing_bytes: int  # lack for the others
-    #: To be called once for each of them, before its place is asked for, or if none is needed.
-    release: Callable[[], None]
-
-
 def write_files(files: Sequence[tuple[Place, bytes | memoryview]]) -> None:
     """Write small files to their places. Raises OSError if the disk failed, or is full."""
     stretches: list[tuple[Place, list[tuple[int, bytes | memoryview]]]] = []

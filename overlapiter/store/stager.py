@@ -18,7 +18,7 @@ from overlapiter.origins.bulk import Bulk, BulkRead
 from overlapiter.origins.origin import Origin, Original
 
 from .comparer import Comparer, Validation
-from .copier import Content, Copier, Release, Room
+from .copier import Content, Copier, Room
 from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once, name_of
 from .extents import Extent
 from .mover import Mover
@@ -50,11 +50,10 @@ class _Comparison(NamedTuple):
 
 
 class _Reading(NamedTuple):
-    """A claimed file that is to be read; ``release`` ends that room is kept for it."""
+    """A claimed file that is to be read."""
 
     part: Part
     file: Wanted
-    release: Release
 
 
 class Stager:
@@ -182,8 +181,8 @@ class Stager:
             elif read.large is not None:
                 do(functools.partial(self._copy, asked, read))
             else:
-                part, file, release = asked
-                got = self._copier.take(read, file, part.home, release)
+                part, file = asked
+                got = self._copier.take(read, file, part.home)
                 small.setdefault(part, {})[file] = got
         for part, copied in small.items():
             self._end_copies(part, copied, do)
@@ -344,9 +343,9 @@ class Stager:
 
     def _read(self, part: Part, files: Sequence[Wanted]) -> list[Job]:
         """Have claimed files read in bulk, as far as there is room, or return jobs that do."""
-        promised = self._copier.promise(len(files), self._room(part))
-        refused = files[len(promised) :]
-        readings = [_Reading(part, file, r) for file, r in zip(files, promised, strict=False)]
+        n_read = self._copier.n_to_read(len(files), self._room(part))
+        refused = files[n_read:]
+        readings = [_Reading(part, file) for file in files[:n_read]]
         if refused:
             self._end_copies(part, dict.fromkeys(refused, Staged(Outcome.REFUSED)), _at_once)
         return self._ask(part, readings, only_look=False)
@@ -356,8 +355,7 @@ class Stager:
 
     def _copy(self, reading: _Reading, read: Read) -> None:
         """Copy a large file, which is open."""
-        part, file, release = reading
-        release()  # what it takes is known now
+        part, file = reading
         self._end_copy(part, file, self._copier.copy(read, file, self._room(part)))
 
     def _end_copy(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:

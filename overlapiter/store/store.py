@@ -37,7 +37,7 @@ from .localfiles import remove_left
 from .neighbours import Neighbours
 from .opened import OpenGeneration
 from .places import Place as Place
-from .places import Promise, fill
+from .places import fill
 from .site import Run, Site
 from .tables import (
     Evicted,
@@ -263,7 +263,7 @@ class Store:
         """
 
         def places(opened: OpenGeneration) -> list[Place]:
-            with opened.lock:  # no other thread is to be promised the room of the rest
+            with opened.lock:  # no other thread is to take the room of the rest
                 places = opened.places(sizes_bytes)
                 left = sizes_bytes[len(places) :]
                 if left and opened.has_vacant_for(left[0]):  # in places of other sizes
@@ -277,10 +277,6 @@ class Store:
             return places
 
         return self._on(places)
-
-    def promise(self, size_bytes: int, n_files: int, *, again: bool) -> Promise:
-        """Keep room for small files, as :meth:`.OpenGeneration.promise` does."""
-        return self._on(lambda opened: opened.promise(size_bytes, n_files, again=again))
 
     def publish(
         self,

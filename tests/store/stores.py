@@ -13,6 +13,7 @@ from typing import Any
 
 from overlapiter.store.extents import DamagedError, Extent, ExtentReader, checksum_of
 from overlapiter.store.generation import segments_folder
+from overlapiter.store.opened import OpenGeneration
 from overlapiter.store.places import write_files
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Place, Store, Wanted, Written
@@ -84,10 +85,15 @@ def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> lis
 
 
 def reserve(store: Store, n_blocks: int) -> None:
-    """Have room set aside, as before files are read, that is not promised to any of them."""
-    n_files, _, release = store.promise(BLOCK_BYTES, n_blocks, again=True)
-    for _ in range(n_files):
-        release()
+    """Have room set aside for more files than are written."""
+
+    def extend(opened: OpenGeneration) -> None:
+        segment = opened._current(0)
+        missing_bytes = n_blocks * BLOCK_BYTES - opened.spare_bytes
+        if missing_bytes > 0:
+            opened._reserve(segment, min(missing_bytes, segment.room_bytes), BLOCK_BYTES)
+
+    store._access.on(extend)
 
 
 def stage(store: Store, files: Files, paths: Sequence[str]) -> dict[str, Extent]:

@@ -93,7 +93,7 @@ def test_places_of_other_sizes_make_room_all_the_same(tmp_path: Path) -> None:
 
 @in_a_process
 def test_files_that_are_written_together_get_their_places_together(tmp_path: Path) -> None:
-    # Between two calls the room of the second file could be promised to others.
+    # Between two calls the room of the second file could be given to others.
     files = files_of(3, 5, 3, 4)
     store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
     stage(store, files, files.paths[:2])
@@ -267,25 +267,6 @@ def test_a_place_that_cannot_be_written_is_not_tried_again(
             finally:
                 store.give_up(place)  # what it holds does not matter here
     assert n_staged == 3
-    store.close()
-    check_accounts(store, tmp_path)
-
-
-@in_a_process
-def test_places_that_are_promised_stay_vacant_for_another_file(tmp_path: Path) -> None:
-    files = files_of(*[2] * 4)
-    store = made_store(tmp_path, capacity_bytes=8 * BLOCK_BYTES)
-    before = stage(store, files, files.paths)
-    evict(store, files.paths)
-    n_kept, _, release = store.promise(2 * BLOCK_BYTES, 4, again=True)
-    assert n_kept == 4
-    assert store.places([2 * BLOCK_BYTES]) == []
-    for _ in files.paths:
-        release()
-    places = store.places([2 * BLOCK_BYTES] * 4)
-    assert {place.start for place in places} == {extent.start for extent in before.values()}
-    for place in places:
-        store.give_up(place)
     store.close()
     check_accounts(store, tmp_path)
 

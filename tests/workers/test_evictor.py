@@ -15,7 +15,6 @@ import pytest
 from overlapiter.store import neighbours
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import unpacked
-from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Outcome
 from overlapiter.workers.prefetcher import evictor as evictor_module
 from overlapiter.workers.prefetcher.evictor import Evictor, RoomForTask
@@ -104,19 +103,6 @@ def test_for_all_files_of_a_task_room_is_made_at_once(tmp_path, monkeypatch):
     assert n_evicted == [2]
     assert room.tiers() == [0, 0, None, None]
     assert store.total_bytes() == 4 * BLOCK_BYTES
-
-
-@in_a_process
-def test_room_that_is_kept_is_used_even_if_making_more_fails(tmp_path):
-    room = Room(tmp_path, 2, 3)
-    (store,) = room.setting.stores
-
-    def fail(_tier, _size_bytes):
-        raise IndexBusyError
-
-    answers = room.setting.stage(*room.more, make_room=fail)
-    assert [answer.outcome for answer in answers.values()] == [COPIED, Outcome.BUSY]
-    assert store._access._opened._promised_bytes == 0
 
 
 @in_a_process
