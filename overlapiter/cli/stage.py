@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import threading
 import time
@@ -189,9 +188,9 @@ class _Work:
         }
 
     def run(self, paths: list[str]) -> None:
-        """Stage until all is done, or there is no room for a further file."""
+        """Stage until all is done; once there is no room, look only for what is staged already."""
         n_each = max(1, min(_PART_FILES, len(paths) // self._n_reads))
-        parts = itertools.takewhile(lambda _: not self._is_full, parts_of(paths, n_each))
+        parts = filter(None, map(self._to_do, parts_of(paths, n_each)))
         done = self._crew.run(map(dict.fromkeys, parts))
         try:
             with Progress(len(paths)) as shown, contextlib.closing(done):
@@ -206,6 +205,12 @@ class _Work:
                 f"nothing is left half-done; run the same command again to go on"
             )
             raise
+
+    def _to_do(self, paths: list[str]) -> list[str]:
+        if not self._is_full:
+            return paths
+        there = self._store.look([Wanted(self._store.key_of(path), path) for path in paths])
+        return [path for path in paths if self._store.key_of(path) in there]
 
     def _work_on(self, part: Part[None]) -> int:
         """Stage the files of a part; return how many bytes were read."""

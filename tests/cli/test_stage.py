@@ -229,6 +229,15 @@ def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
     assert is_at_rest(fast)
 
 
+def test_in_a_directory_that_is_full_all_that_is_staged_is_found(source, fast) -> None:
+    names = sorted(str(path.relative_to(source)) for path in source.rglob("*.bin"))
+    assert stage(source, fast, "-", stdin="\n".join(names[-5:])).returncode == 0
+    words = ("--capacity", "28kB", "--reads-in-flight", 1, "--json")
+    done = stage(source, fast, "-", *words, stdin="\n".join(names))
+    facts = {each["fate"]: each["n_files"] for each in map(json.loads, done.stdout.splitlines())}
+    assert facts == {"staged": 1, "found": 5, "no room": len(names) - 6}
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
