@@ -26,10 +26,13 @@ _NAMES = {
     17: "pread64", 18: "pwrite64", 21: "access", 73: "flock", 76: "truncate", 77: "ftruncate",
     82: "rename", 83: "mkdir", 84: "rmdir", 87: "unlink", 90: "chmod", 91: "fchmod",
     137: "statfs", 138: "fstatfs", 217: "getdents64", 257: "openat", 258: "mkdirat",
-    262: "newfstatat", 263: "unlinkat", 264: "renameat", 285: "fallocate", 332: "statx",
+    262: "newfstatat", 263: "unlinkat", 264: "renameat", 285: "fallocate", 296: "pwritev",
+    328: "pwritev2", 332: "statx",
 }  # fmt: skip
 #: Those of memory: they change nothing that another process sees, and vary from run to run.
 _OF_MEMORY = {9, 10, 11, 12, 25, 28}
+_MAY_CREATE = {"write", "pwrite64", "pwritev", "pwritev2", "ftruncate", "mkdir", "mkdirat"}
+_MAY_CREATE |= {"rename", "fallocate"}
 _FLAGS_ARGUMENT = {"open": "rsi", "openat": "rdx"}
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -171,15 +174,7 @@ def _to_next_stop(pid: int) -> int | None:
 
 def _call(step: int, registers: _Registers) -> Call:
     name = _NAMES.get(registers.orig_rax, f"{registers.orig_rax}")
-    may_create = name in (
-        "write",
-        "pwrite64",
-        "ftruncate",
-        "mkdir",
-        "mkdirat",
-        "rename",
-        "fallocate",
-    )
+    may_create = name in _MAY_CREATE
     if name in _FLAGS_ARGUMENT:
         may_create = bool(getattr(registers, _FLAGS_ARGUMENT[name]) & os.O_CREAT)
     return Call(step, name, may_create)
