@@ -15,6 +15,7 @@ import pytest
 from overlapiter.store import neighbours
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import unpacked
+from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Outcome
 from overlapiter.workers.prefetcher import evictor as evictor_module
 from overlapiter.workers.prefetcher.evictor import Evictor, RoomForTask
