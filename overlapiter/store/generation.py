@@ -7,7 +7,7 @@
             g0007/               a generation: renamed and thrown away if its index is damaged
                 index.sqlite     see :mod:`.index`
                 segments/        see :mod:`.segments`
-                reserve          1 MiB: given up to open the index when the disk is full
+                reserve          1 MiB: given up for the index when the disk is full
 
 Nothing here opens an index, so the trainer and file readers may use it.
 """
