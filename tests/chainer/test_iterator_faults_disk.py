@@ -65,8 +65,9 @@ def test_a_disk_that_fills_up_at_any_byte_is_passed_by_and_used_again_when_there
             fill_up(disk / "even more")  # what was evicted meanwhile
             # Small files may all lie in what the index has given up and not used.
             run.take_until(
-                lambda stats: stats.files_refused
-                or staged_paths(disk / "fast").keys() == set(source.names)
+                lambda stats: (
+                    stats.files_refused or staged_paths(disk / "fast").keys() == set(source.names)
+                )
             )
             run.take(6)
             before = run.iterator.stats()
