@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -96,7 +97,7 @@ class Prefetcher:
         self._asked: dict[int, int] = {}  # the examples that user code is asked for, by thread
         self._at_hand: dict[int, TaskAtHand] = {}  # by task, in the order in which they were begun
         self._has_first = False
-        self._found_last: list[Wanted] = []  # as many files as an example opens
+        self._found_last: dict[Wanted, None] = {}  # as many files as an example opens
         self._n_files = 1
         self._warned: set[str] = set()
         self._is_at_rest = True
@@ -392,7 +393,10 @@ class Prefetcher:
             if file.key in answers:  # its copy cannot be read, or it was the last one
                 return False
             n_last = max(self._n_files, len(example.keys) + 1)
-            self._found_last = [*dict.fromkeys([*self._found_last, file])][-n_last:]
+            self._found_last[file] = None
+            n_more = max(0, len(self._found_last) - n_last)
+            for oldest in [*itertools.islice(self._found_last, n_more)]:
+                self._found_last.pop(oldest, None)
             begun = time.monotonic()
             outcome, extent, *_ = self._stage_found(work, example, file, answers)
             staging_seconds = time.monotonic() - begun
@@ -412,7 +416,7 @@ class Prefetcher:
                 inside = stage
         self._n_files = max(self._n_files, len(staged))
         if not example.keys:  # it may read what the dataset keeps open here alone
-            for file in self._found_last:
+            for file in [*self._found_last]:
                 self._stage_found(work, example, file, answers)
 
     def _wanted(self, path: str) -> Wanted:
