@@ -103,6 +103,8 @@ def _measured(path: str) -> _Measured:
         # Copying takes cores; the store cannot bring more than they copy.
         store_rate = min(held["bytes_per_second"], n_cores / max(cpu_seconds, 1e-9) * mean_bytes)
         dataset_bytes = round(profile["dataset_bytes"] or 0)
+        if not (mean_bytes > 0 and store_rate > 0 and disk_rate > 0 and dataset_bytes >= 0):
+            raise ValueError("a size or rate in it is not above 0")
     except (OSError, ArithmeticError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} is no profile ({error}); make one: overlapiter doctor … --save node.json"

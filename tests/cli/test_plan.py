@@ -131,6 +131,13 @@ def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:
         (json.dumps({**PROFILE, "levels": [{"n_bytes": 1}]}), [], "is no profile ('seconds')"),
         (json.dumps({**PROFILE, "mean_bytes": 0.0}), [], "read are empty"),
         (json.dumps({**PROFILE, "dataset_bytes": float("nan")}), [], "is no profile"),
+        (json.dumps({**PROFILE, "dataset_bytes": -5}), [], "is not above 0"),
+        (json.dumps({**PROFILE, "mean_bytes": float("nan")}), [], "is not above 0"),
+        (
+            json.dumps({**PROFILE, "levels": [{**LEVEL, "bytes_per_second": 0.0}]}),
+            [],
+            "is not above 0",
+        ),
         (json.dumps(PROFILE), ["--nodes", "0"], "--nodes: 0 is too small"),
         (json.dumps(PROFILE), ["--dataset", "0"], "the size of the data set is not known"),
         (json.dumps(PROFILE), ["--store-limit", "0"], "--store-limit: give more than 0 bytes/s"),
