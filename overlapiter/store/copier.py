@@ -23,6 +23,9 @@ from .slowstore import CHUNK_BYTES, Read, SlowStore, read_whole
 from .store import Place, Wanted
 from .tiers import Copy, Tiers
 
+#: For so many files room is made for one more: of more places more fit.
+_FILES_PER_SLACK = 8
+
 #: Of several reasons why a file is not staged the first one counts, for it may pass.
 _REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
 
@@ -158,7 +161,8 @@ class Copier:
             while not (places := store.places(sizes)):
                 if not store.can_ever_hold(sizes[0]):
                     return _Reason(Staged(Outcome.TOO_LARGE), is_of_file=True)
-                if room.make_room is None or not room.make_room(tier, sum(sizes)):
+                n_bytes = sum(sizes) + sum(sizes[: len(sizes) // _FILES_PER_SLACK])
+                if room.make_room is None or not room.make_room(tier, n_bytes):
                     tiers.full[tier].failed(time.monotonic())
                     return _Reason(Staged(Outcome.REFUSED))
         except OSError as error:
