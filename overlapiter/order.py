@@ -157,7 +157,7 @@ class RunAhead:
         self._course = course
         self.steps: collections.deque[Step] = collections.deque()
         self._orders: dict[int, Indices | None] = {}
-        #: Whether an order has become known; whoever has passed it on sets it to False.
+        #: Whether the pipeline is to be told of an order; the face sets it to False when it has.
         self.has_new_orders = True
         self._enter(state)
 

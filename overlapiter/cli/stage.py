@@ -209,8 +209,9 @@ class _Work:
     def _to_do(self, paths: list[str]) -> list[str]:
         if not self._is_full:
             return paths
-        there = self._store.look([Wanted(self._store.key_of(path), path) for path in paths])
-        return [path for path in paths if self._store.key_of(path) in there]
+        wanted = [Wanted(self._store.key_of(path), path) for path in paths]
+        there = self._store.look(wanted)
+        return [path for key, path in wanted if key in there]
 
     def _work_on(self, part: Part[None]) -> int:
         """Stage the files of a part; return how many bytes were read."""

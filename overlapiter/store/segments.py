@@ -90,14 +90,9 @@ class Segment(OpenSegment):
         """What is reserved and not given."""
         return self.reserved - self.end
 
-    @property
-    def left_bytes(self) -> int:
-        """What may still be appended."""
-        return max(0, self.most_bytes - self.end)
-
     def can_take(self, size_bytes: int) -> bool:
         """Return whether so many bytes may be appended, or the segment is full."""
-        return aligned(size_bytes, self._block_bytes) <= self.left_bytes
+        return self.end + aligned(size_bytes, self._block_bytes) <= self.most_bytes
 
     def take(self, size_bytes: int) -> int:
         """Return where to write so many bytes, in whole blocks, of those that are reserved."""

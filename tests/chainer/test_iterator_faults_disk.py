@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from overlapiter import local_path
+from overlapiter.store.generation import generation_of
 from overlapiter.store.segments import aligned
 from tests.chainer.faults import Image, SourceFiles
 from tests.chainer.iterator_datasets import DeclaredFiles
@@ -101,6 +102,9 @@ def test_on_a_disk_that_something_else_fills_to_the_last_block_what_is_needed_la
         run.take_until(lambda stats: stats.files_evicted > 50)
         run.take_until(lambda stats: stats.files_staged > before.files_staged + 50)
         run.take(len(source.epoch))
+        (disk / "more").unlink()
+        reserve = Path(generation_of(str(disk / "fast"))) / "reserve"
+        wait_until(lambda: reserve.exists())  # it is made again once a prefetcher is at rest
     assert_accounted(disk / "fast")
 
 

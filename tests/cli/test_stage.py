@@ -13,6 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.chainer.scripts import wait_until
@@ -357,6 +358,7 @@ def test_an_interruption_ends_it_while_the_source_hangs(source, fast, listing, c
         text=True,
     )
     wait_until(lambda: len(json_of_users(fast)) == 1)
+    wait_until(lambda: psutil.Process(process.pid).num_threads() > N_FILES)  # it reads
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=100)
     assert process.returncode == 130
