@@ -169,10 +169,9 @@ class Prefetcher:
         """Have a thread take what is read in bulk; where threads are scarce, do without."""
         if self._bulk is None:
             return
-        if self._bulk.has_threads:
-            if self._begin_thread(self._take_read):
-                return
-            self._bulk.resize(0)
+        if self._bulk.has_threads and self._begin_thread(self._take_read):
+            return
+        self._bulk.resize(0)
         self._bulk = None
 
     def _begin_thread(self, work: Callable[[], None]) -> bool:
